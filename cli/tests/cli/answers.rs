@@ -1,0 +1,275 @@
+//! What the played gateway answers: one answer an operation, each as its schema has it, with names
+//! and texts that try to mislead a terminal.
+
+use sandstack_api::OPERATIONS;
+use serde_json::{Value, json};
+
+/// When the answers were true: 2026-11-30 23:49:01Z.
+const NOW: u64 = 1_796_082_541_000;
+
+/// The answer of `operation`.
+pub(crate) fn of(operation: &str) -> Value {
+    match operation {
+        "create_sandbox" => json!({ "sandboxes": [sandbox()], "import": {
+            "files": 12345, "directories": 678, "symlinks": 9, "special_files": 0,
+            "bytes": 987_654_321, "files_hashed": 345, "files_reused": 12000,
+            "files_reflinked": 0, "bytes_stored": 4_567_890, "duration_ms": 1234
+        } }),
+        "list_sandboxes" => json!({
+            "sandboxes": [sandbox(), failed_sandbox()], "next_page_token": "t0k",
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "inspect_sandbox" => json!({
+            "sandbox": sandbox(), "sampled_at_unix_ms": NOW,
+            "errors": [error("unavailable", "Docker does not answer")]
+        }),
+        "destroy_sandbox" => json!({ "sandbox": sandbox(), "discarded_bytes": 2048 }),
+        "create_workspace_session" => session(),
+        "list_workspace_sessions" => json!({
+            "sessions": [session(), automatic_session()], "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "inspect_workspace_session" => json!({
+            "session": session(),
+            "changes": [
+                { "path": "src/main.rs", "kind": "modified" },
+                { "path": "new\u{1b}]0;file", "kind": "added" },
+                { "path": { "base64": "Y2Fm6Q==" }, "kind": "deleted" },
+                { "path": "bin/run", "kind": "metadata" },
+                { "path": "link", "kind": "type_changed" }
+            ],
+            "changes_truncated": true, "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "publish_workspace_session" => published(),
+        "destroy_workspace_session" => json!({
+            "workspace_session_id": "ws-8fq2m1", "discarded_paths": 1, "freed_bytes": 4096
+        }),
+        "exec_command" => json!({
+            "command_session_id": "cmd-x7d0aa", "workspace_session_id": "ws-8fq2m1",
+            "status": "running",
+            "output": window("\u{1b}[32mok\u{1b}[0m one\ntwo", 40, 42, 43, true),
+            "stderr": window("warning: \u{1b}[1mx\n", 0, 1, 1, false),
+            "survivors": [{ "pid": 42, "name": "watch\u{7}er" }],
+            "publish": published(),
+            "started_at_unix_ms": NOW, "duration_ms": 1500
+        }),
+        "write_command_stdin" => json!({
+            "command_session_id": "cmd-x7d0aa", "workspace_session_id": "ws-8fq2m1",
+            "status": "exited", "exit_code": 0,
+            "output": { "content": "/w==", "encoding": "base64", "start_offset": 0, "next_offset": 1,
+                "total_lines": 1, "total_bytes": 1, "truncated": false,
+                "elided": { "first_line": 0, "lines": 3, "bytes": 2048 } },
+            "started_at_unix_ms": NOW, "duration_ms": 12, "cpu_us": 900, "max_rss_bytes": 1_000_000
+        }),
+        "read_command_lines" => json!({
+            "command_session_id": "cmd-x7d0aa", "status": "running",
+            "lines": [
+                { "offset": 0, "content": "plain", "encoding": "utf-8", "complete": true },
+                { "offset": 1, "content": "/w==", "encoding": "base64", "complete": true },
+                { "offset": 2, "content": "still gro", "encoding": "utf-8", "complete": false }
+            ],
+            "next_offset": 3, "total_lines": 10, "total_bytes": 99
+        }),
+        "file_read" => json!({
+            "path": "src/main.rs", "content": "fn main() {}\n\u{1b}[31m", "encoding": "utf-8",
+            "offset": 0, "length": 18, "size": 100, "truncated": true, "digest": "ab12",
+            "mode": 420
+        }),
+        "file_write" => json!({
+            "path": "notes\u{1b}[2J.md", "created": true, "size": 6, "digest": "ab12", "mode": 420,
+            "layer": "L000025"
+        }),
+        "file_edit" => json!({
+            "path": "a.py", "replacements": 1,
+            "diff": "--- a/a.py\n+++ b/a.py\n@@ -1,3 +1,3 @@\n def f():\n--- x\n+++ y\u{1b}[2J\n \tend\n\\ No newline at end of file\n",
+            "size": 12, "digest": "cd34"
+        }),
+        "file_list" => json!({
+            "entries": [
+                entry("src", "directory", 0o755, 4096),
+                entry("evil\u{202e}txt.exe", "file", 0o644, 1234),
+                { "path": { "base64": "Y2Fm6Q==" }, "kind": "symlink", "mode": 0o777, "size": 7,
+                    "mtime_unix_ms": -1, "target": "a\nb" },
+                entry("pipe", "fifo", 0o600, 0)
+            ],
+            "next_page_token": "n3xt"
+        }),
+        "file_blame" => json!({
+            "path": "a.py", "digest": "cd34", "total_lines": 120, "text": true,
+            "ranges": [
+                { "start": 1, "count": 99, "owner": "original" },
+                { "start": 100, "count": 1, "owner": "workspace_session:ws-8fq2m1",
+                    "session_name": "fix-login", "layer": "L000024",
+                    "command_session_id": "cmd-x7d0aa", "time_unix_ms": NOW },
+                { "start": 101, "count": 20, "owner": "unknown" }
+            ]
+        }),
+        "snapshot" => json!({
+            "sandboxes": [{
+                "sandbox": sandbox(), "sessions": [session()],
+                "commands": [{
+                    "command_session_id": "cmd-x7d0aa", "workspace_session_id": "ws-8fq2m1",
+                    "cmd": "printf '\u{1b}[2J'\nrm x", "status": "exited", "exit_code": 1,
+                    "started_at_unix_ms": NOW, "duration_ms": 90_000
+                }],
+                "layer_count": 25, "lease_count": 1, "trace_dropped": 3
+            }],
+            "gateway": { "version": "0.1.0", "pid": 4321, "started_at_unix_ms": NOW - 7_200_000,
+                "resident_bytes": 40_000_000, "open_descriptors": 33, "threads": 12 },
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "trace" => json!({
+            "trace_id": "req-1", "operation": "publish_workspace_session",
+            "started_at_unix_ms": NOW, "duration_us": 10_000,
+            "spans": [
+                { "name": "request", "start_us": 0, "duration_us": 10_000 },
+                { "name": "auth", "parent": 0, "start_us": 0, "duration_us": 40 },
+                { "name": "publish", "parent": 0, "start_us": 100, "duration_us": 8_000,
+                    "fields": { "paths": 3, "owner": "ws\u{1b}[2J" } },
+                { "name": "publish.merge", "parent": 2, "start_us": 2_000, "duration_us": 4_500 },
+                { "name": "reply", "parent": 0, "start_us": 9_000 }
+            ]
+        }),
+        "events" => json!({
+            "events": [
+                { "sequence": 8, "name": "layer.published", "time_unix_ms": NOW,
+                    "sandbox_id": "sb-k3v9t2", "workspace_session_id": "ws-8fq2m1",
+                    "request_id": "req-1", "details": { "message": "fix\u{9b}31m" } },
+                { "sequence": 7, "name": "command.exited", "time_unix_ms": NOW - 1000,
+                    "sandbox_id": "sb-k3v9t2", "command_session_id": "cmd-x7d0aa" }
+            ],
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "layerstack" => json!({
+            "sandbox_id": "sb-k3v9t2", "head": "L000024",
+            "layers": [
+                { "layer": "L000024", "kind": "published", "parent": "B000001", "root": "ab12",
+                    "owner": "workspace_session:ws-8fq2m1", "session_name": "fix-login",
+                    "message": "fix\nlogin", "request_id": "req-1", "time_unix_ms": NOW,
+                    "changed_paths": 3, "added_bytes": 5000 },
+                { "layer": "B000001", "kind": "base", "root": "cd34", "owner": "original",
+                    "time_unix_ms": NOW - 86_400_000, "changed_paths": 12345,
+                    "added_bytes": 987_654_321 }
+            ],
+            "layer_count": 25,
+            "leases": [{ "layer": "L000024", "workspace_session_id": "ws-8fq2m1",
+                "upper_bytes": 4096 }],
+            "logical_bytes": 987_654_321, "stored_bytes": 500_000_000,
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "file_activity" => json!({
+            "rows": [
+                { "path": "src/main.rs", "kind": "read", "workspace_session_id": "ws-8fq2m1",
+                    "command_session_id": "cmd-x7d0aa", "pid": 4242, "program": "rustc\u{1b}",
+                    "count": 12, "bytes": 34_567, "first_unix_ms": NOW, "last_unix_ms": NOW },
+                { "path": ".env", "kind": "missing", "workspace_session_id": "ws-8fq2m1",
+                    "count": 1, "bytes": 0, "first_unix_ms": NOW, "last_unix_ms": NOW }
+            ],
+            "next_page_token": "n3xt",
+            "exactness": [{ "trace_mode": "files", "statement": "Exact for each command." }],
+            "dropped": 2,
+            "gaps": [{ "workspace_session_id": "ws-8fq2m1", "from_unix_ms": NOW - 1000,
+                "to_unix_ms": NOW, "reason": "the gateway was restarted" }],
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        other => panic!("no answer for {other}"),
+    }
+}
+
+/// Whether there is an answer of `operation`.
+pub(crate) fn known(operation: &str) -> bool {
+    std::panic::catch_unwind(|| of(operation)).is_ok()
+}
+
+fn error(code: &str, message: &str) -> Value {
+    json!({ "code": code, "message": message, "details": {}, "retryable": false })
+}
+
+fn sandbox() -> Value {
+    json!({
+        "sandbox_id": "sb-k3v9t2", "name": "shop\u{1b}[31m", "state": "ready",
+        "workspace_root": { "base64": "L2hvbWUvY2Fm6Q==" }, "provider": "docker",
+        "image": "debian:12", "container_id": "c0ffee", "head": "L000024", "session_count": 2,
+        "resources": { "cpus": 1.5, "memory_bytes": 1_073_741_824 },
+        "publish_policy": { "rules": [{ "glob": "*.o", "route": "ignored" }] },
+        "trace_mode": "files", "labels": { "team": "a\u{200b}b" },
+        "created_at_unix_ms": NOW - 180_000
+    })
+}
+
+fn failed_sandbox() -> Value {
+    json!({
+        "sandbox_id": "sb-2", "state": "failed", "state_reason": "no space\nleft",
+        "workspace_root": "/home/me/project", "provider": "local", "session_count": 0,
+        "resources": {}, "publish_policy": { "rules": [] }, "trace_mode": "off", "labels": {},
+        "created_at_unix_ms": NOW - 2 * 86_400_000
+    })
+}
+
+fn session() -> Value {
+    json!({
+        "workspace_session_id": "ws-8fq2m1", "sandbox_id": "sb-k3v9t2", "name": "fix-login",
+        "state": "active", "automatic": false, "base": "L000020", "layers_behind_head": 4,
+        "changed_paths": 1234, "bytes": 5_678_901, "running_commands": ["cmd-x7d0aa", "cmd-2"],
+        "network_profile": "isolated", "trace_mode": "files", "quota_bytes": 10_485_760,
+        "workspace_root": "/home/me/project", "created_at_unix_ms": NOW - 7_200_000
+    })
+}
+
+fn automatic_session() -> Value {
+    json!({
+        "workspace_session_id": "ws-2", "sandbox_id": "sb-k3v9t2", "state": "finalize_failed",
+        "state_reason": "a mount is busy", "automatic": true, "base": "L000024",
+        "layers_behind_head": 0, "changed_paths": 0, "bytes": 0, "running_commands": [],
+        "network_profile": "shared", "trace_mode": "off", "workspace_root": "/home/me/project",
+        "created_at_unix_ms": NOW
+    })
+}
+
+fn published() -> Value {
+    let version = json!({ "kind": "file", "mode": 420, "uid": 0, "gid": 0, "size": 3 });
+    json!({
+        "workspace_session_id": "ws-8fq2m1", "outcome": "conflict", "head": "L000024",
+        "changed_paths": 5, "merged_paths": ["README.md"],
+        "conflicts": [
+            { "path": "src/a\u{1b}[8m.rs", "kind": "content", "base": version, "head": version,
+                "mine": version, "head_layer": "L000023", "head_owner": "workspace_session:ws-2",
+                "hunks": [{
+                    "base": { "start": 10, "count": 2 }, "head": { "start": 10, "count": 1 },
+                    "mine": { "start": 10, "count": 0 }
+                }],
+                "marked": "<<<<<<< head\none\n||||||| base\n=======\n\u{1b}[2Jtwo\n>>>>>>> session\n" },
+            { "path": "logo.png", "kind": "binary", "head_owner": "host" },
+            { "path": "gone", "kind": "delete_modify" }
+        ],
+        "conflict_count": 7,
+        "skipped": [{ "path": "run.sock", "reason": "socket" }],
+        "saved_refs": [{ "name": "refs/heads/main",
+            "saved_as": "refs/sandbox/ws-8fq2m1/heads/main" }],
+        "ignored_paths": 1, "session_open": true
+    })
+}
+
+fn window(content: &str, start: u64, next: u64, total: u64, truncated: bool) -> Value {
+    json!({
+        "content": content, "encoding": "utf-8", "start_offset": start, "next_offset": next,
+        "total_lines": total, "total_bytes": 65_536, "truncated": truncated
+    })
+}
+
+fn entry(path: &str, kind: &str, mode: u32, size: u64) -> Value {
+    json!({ "path": path, "kind": kind, "mode": mode, "size": size, "mtime_unix_ms": NOW })
+}
+
+#[test]
+fn answers_are_as_the_catalogue_has_them() {
+    for row in OPERATIONS.iter().filter(|row| known(row.name)) {
+        let schema = (row.response_schema)();
+        let validator = jsonschema::validator_for(schema.as_value()).expect("a schema");
+        let answer = of(row.name);
+        let errors: Vec<String> = validator
+            .iter_errors(&answer)
+            .map(|error| format!("{}: {error}", error.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{}: {errors:?}", row.name);
+    }
+}

@@ -1,0 +1,604 @@
+//! The table of operations: one row each, from which everything else is generated.
+
+use std::fmt;
+
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{ApiError, Authority, ErrorCode, management, observability, runtime};
+
+/// What an operation does to the world: the hints of MCP and the retry rule of HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// Changes nothing.
+    ReadOnly,
+    /// Changes something, and gives nothing up.
+    Additive,
+    /// May give up work or state; asks for `force` where that work is unpublished.
+    Destructive,
+}
+
+/// One row of the catalogue.
+pub struct Operation {
+    /// Which operation.
+    pub operation: OperationName,
+    /// Its name on every surface.
+    pub name: &'static str,
+    /// A title for people.
+    pub title: &'static str,
+    /// Which authority a token needs.
+    pub authority: Authority,
+    /// What it does to the world.
+    pub effect: Effect,
+    /// Whether a second identical call changes nothing more.
+    pub idempotent: bool,
+    /// Whether it reaches beyond the sandbox's own state (runs any program, uses the network).
+    pub open_world: bool,
+    /// Whether progress is streamed to callers that accept `text/event-stream`.
+    pub streams_progress: bool,
+    /// The error codes it answers, besides those that every operation can answer
+    /// ([`EVERY_OPERATION_ERRORS`]).
+    pub errors: &'static [ErrorCode],
+    /// Fields that are positional on the command line, in order.
+    pub positional: &'static [&'static str],
+    /// Makes the JSON schema of the request.
+    pub request_schema: fn() -> Schema,
+    /// Makes the JSON schema of the response.
+    pub response_schema: fn() -> Schema,
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("name", &self.name)
+            .field("authority", &self.authority)
+            .finish()
+    }
+}
+
+impl Operation {
+    /// What it does: the doc comment of its request.
+    pub fn description(&self) -> String {
+        let schema = (self.request_schema)();
+        schema
+            .get("description")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    }
+}
+
+/// Error codes that every operation can answer.
+pub const EVERY_OPERATION_ERRORS: &[ErrorCode] = &[
+    ErrorCode::InvalidRequest,
+    ErrorCode::Unauthorized,
+    ErrorCode::Forbidden,
+    ErrorCode::Busy,
+    ErrorCode::TooLarge,
+    ErrorCode::RequestIdConflict,
+    ErrorCode::Unavailable,
+    ErrorCode::Internal,
+];
+
+/// A request type: knows its row and its response.
+pub trait Call: Serialize + DeserializeOwned + Into<Request> {
+    /// The row.
+    const OPERATION: OperationName;
+    /// What the operation answers.
+    type Response: Serialize + DeserializeOwned + JsonSchema;
+}
+
+/// Schemas stand alone (definitions inlined under `$defs`) in JSON Schema 2020-12, as MCP and
+/// OpenAPI 3.1 both take them.
+fn schema_of<T: JsonSchema>() -> Schema {
+    SchemaSettings::draft2020_12()
+        .into_generator()
+        .into_root_schema_for::<T>()
+}
+
+macro_rules! operations {
+    ($($variant:ident {
+        name: $name:literal,
+        title: $title:literal,
+        authority: $authority:ident,
+        effect: $effect:ident,
+        idempotent: $idempotent:literal,
+        open_world: $open_world:literal,
+        streams_progress: $streams:literal,
+        errors: [$($error:ident),*],
+        positional: [$($positional:literal),*],
+        $request:ty => $response:ty
+    })*) => {
+        /// The name of an operation.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum OperationName {
+            $(#[doc = concat!("`", $name, "`")] $variant,)*
+        }
+
+        /// A request of any operation. The gateway matches it without a wildcard.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Request {
+            $(#[doc = concat!("`", $name, "`")] $variant($request),)*
+        }
+
+        impl Request {
+            /// Which operation it asks for.
+            pub fn operation(&self) -> OperationName {
+                match self {
+                    $(Request::$variant(_) => OperationName::$variant,)*
+                }
+            }
+
+            /// Reads the request of `operation` from JSON.
+            ///
+            /// # Errors
+            /// `invalid_request`, naming the field.
+            pub fn parse(operation: OperationName, body: &[u8]) -> Result<Request, ApiError> {
+                match operation {
+                    $(OperationName::$variant => parse_body::<$request>(operation, body).map(Request::$variant),)*
+                }
+            }
+        }
+
+        $(
+            impl Call for $request {
+                const OPERATION: OperationName = OperationName::$variant;
+                type Response = $response;
+            }
+
+            impl From<$request> for Request {
+                fn from(request: $request) -> Request {
+                    Request::$variant(request)
+                }
+            }
+        )*
+
+        /// Every operation, in the order of the documentation.
+        pub const OPERATIONS: &[Operation] = &[$(Operation {
+            operation: OperationName::$variant,
+            name: $name,
+            title: $title,
+            authority: Authority::$authority,
+            effect: Effect::$effect,
+            idempotent: $idempotent,
+            open_world: $open_world,
+            streams_progress: $streams,
+            errors: &[$(ErrorCode::$error),*],
+            positional: &[$($positional),*],
+            request_schema: schema_of::<$request>,
+            response_schema: schema_of::<$response>,
+        },)*];
+    };
+}
+
+operations! {
+    CreateSandbox {
+        name: "create_sandbox",
+        title: "Create a sandbox",
+        authority: Management,
+        effect: Additive,
+        idempotent: false,
+        open_world: true,
+        streams_progress: true,
+        errors: [NotFound, AlreadyExists, QuotaExceeded, Conflict, Unsupported],
+        positional: ["workspace_root"],
+        management::CreateSandbox => management::CreatedSandboxes
+    }
+    ListSandboxes {
+        name: "list_sandboxes",
+        title: "List sandboxes",
+        authority: Management,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: [],
+        management::ListSandboxes => management::SandboxPage
+    }
+    InspectSandbox {
+        name: "inspect_sandbox",
+        title: "Inspect a sandbox",
+        authority: Management,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: ["sandbox_id"],
+        management::InspectSandbox => management::InspectedSandbox
+    }
+    DestroySandbox {
+        name: "destroy_sandbox",
+        title: "Destroy a sandbox",
+        authority: Management,
+        effect: Destructive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["sandbox_id"],
+        management::DestroySandbox => management::DestroyedSandbox
+    }
+    CreateWorkspaceSession {
+        name: "create_workspace_session",
+        title: "Open a workspace session",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, AlreadyExists, Conflict, QuotaExceeded, Unsupported],
+        positional: ["name"],
+        runtime::CreateWorkspaceSession => runtime::SessionRecord
+    }
+    ListWorkspaceSessions {
+        name: "list_workspace_sessions",
+        title: "List workspace sessions",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        runtime::ListWorkspaceSessions => runtime::SessionPage
+    }
+    InspectWorkspaceSession {
+        name: "inspect_workspace_session",
+        title: "Inspect a workspace session",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: ["workspace_session_id"],
+        runtime::InspectWorkspaceSession => runtime::InspectedSession
+    }
+    PublishWorkspaceSession {
+        name: "publish_workspace_session",
+        title: "Publish a workspace session",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict, QuotaExceeded],
+        positional: ["workspace_session_id"],
+        runtime::PublishWorkspaceSession => runtime::Published
+    }
+    DestroyWorkspaceSession {
+        name: "destroy_workspace_session",
+        title: "Destroy a workspace session",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["workspace_session_id"],
+        runtime::DestroyWorkspaceSession => runtime::DestroyedSession
+    }
+    ExecCommand {
+        name: "exec_command",
+        title: "Run a command",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: true,
+        streams_progress: false,
+        errors: [NotFound, Conflict, QuotaExceeded],
+        positional: ["cmd"],
+        runtime::ExecCommand => runtime::CommandReply
+    }
+    WriteCommandStdin {
+        name: "write_command_stdin",
+        title: "Feed a command",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: true,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["command_session_id", "stdin"],
+        runtime::WriteCommandStdin => runtime::CommandReply
+    }
+    ReadCommandLines {
+        name: "read_command_lines",
+        title: "Read a command's output",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: ["command_session_id"],
+        runtime::ReadCommandLines => runtime::CommandLines
+    }
+    FileRead {
+        name: "file_read",
+        title: "Read a file",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["path"],
+        runtime::FileRead => runtime::FileContent
+    }
+    FileWrite {
+        name: "file_write",
+        title: "Write a file",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict, PreconditionFailed, QuotaExceeded],
+        positional: ["path", "content"],
+        runtime::FileWrite => runtime::FileWritten
+    }
+    FileEdit {
+        name: "file_edit",
+        title: "Edit a file",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict, PreconditionFailed, QuotaExceeded],
+        positional: ["path"],
+        runtime::FileEdit => runtime::FileEdited
+    }
+    FileList {
+        name: "file_list",
+        title: "List files",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["path"],
+        runtime::FileList => runtime::FileEntries
+    }
+    FileBlame {
+        name: "file_blame",
+        title: "Blame a file",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["path"],
+        runtime::FileBlame => runtime::Blame
+    }
+    Snapshot {
+        name: "snapshot",
+        title: "What lives now",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Snapshot => observability::SnapshotReply
+    }
+    Trace {
+        name: "trace",
+        title: "A request's waterfall",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: ["trace_id"],
+        observability::Trace => observability::TraceReply
+    }
+    Events {
+        name: "events",
+        title: "What happened",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: ["name"],
+        observability::Events => observability::EventsReply
+    }
+    Layerstack {
+        name: "layerstack",
+        title: "Layers, leases and uppers",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Layerstack => observability::LayerstackReply
+    }
+    FileActivity {
+        name: "file_activity",
+        title: "Who touched which file",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: ["path"],
+        observability::FileActivity => observability::FileActivityReply
+    }
+}
+
+impl OperationName {
+    /// The row.
+    pub fn row(self) -> &'static Operation {
+        // The variants and the rows come from one list, in one order.
+        &OPERATIONS[self as usize]
+    }
+
+    /// The name on every surface.
+    pub fn as_str(self) -> &'static str {
+        self.row().name
+    }
+
+    /// Finds the operation called `name`; `None` if there is none.
+    pub fn find(name: &str) -> Option<OperationName> {
+        OPERATIONS
+            .iter()
+            .find(|row| row.name == name)
+            .map(|row| row.operation)
+    }
+}
+
+impl fmt::Display for OperationName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+fn parse_body<T: DeserializeOwned>(operation: OperationName, body: &[u8]) -> Result<T, ApiError> {
+    // No body at all is the empty request, so that `curl -X POST …/list_sandboxes` works.
+    let body = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body).map_err(|error| {
+        ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("{operation}: {error}; see GET /v1/catalog for the request's schema"),
+        )
+    })
+}
+
+/// The catalogue as JSON, as `GET /v1/catalog` answers it.
+pub fn to_json() -> Value {
+    let rows: Vec<Value> = OPERATIONS
+        .iter()
+        .map(|row| {
+            json!({
+                "name": row.name,
+                "title": row.title,
+                "description": row.description(),
+                "authority": row.authority,
+                "effect": row.effect,
+                "idempotent": row.idempotent,
+                "open_world": row.open_world,
+                "streams_progress": row.streams_progress,
+                "errors": EVERY_OPERATION_ERRORS.iter().chain(row.errors).collect::<Vec<_>>(),
+                "positional": row.positional,
+                "request": (row.request_schema)(),
+                "response": (row.response_schema)(),
+            })
+        })
+        .collect();
+    json!({ "operations": rows })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn rows_and_names_line_up() {
+        let mut seen = HashSet::new();
+        for row in OPERATIONS {
+            assert_eq!(row.operation.row().name, row.name);
+            assert_eq!(OperationName::find(row.name), Some(row.operation));
+            assert!(seen.insert(row.name), "{} twice", row.name);
+        }
+    }
+
+    #[test]
+    fn every_row_explains_itself() {
+        for row in OPERATIONS {
+            let description = row.description();
+            assert!(!description.is_empty(), "{}", row.name);
+            // MCP clients cut descriptions; the bound is the catalogue's own.
+            assert!(
+                description.len() < 1500,
+                "{}: {} bytes",
+                row.name,
+                description.len()
+            );
+            let schema = (row.request_schema)();
+            let properties = schema
+                .get("properties")
+                .and_then(Value::as_object)
+                .cloned()
+                .unwrap_or_default();
+            for (field, value) in &properties {
+                assert!(
+                    value.get("description").is_some() || value.get("$ref").is_some(),
+                    "{}.{field} has no description",
+                    row.name
+                );
+            }
+            for field in row.positional {
+                assert!(
+                    properties.contains_key(*field),
+                    "{}.{field} does not exist",
+                    row.name
+                );
+            }
+            assert_eq!(
+                schema.get("additionalProperties"),
+                Some(&Value::Bool(false)),
+                "{}",
+                row.name
+            );
+        }
+    }
+
+    #[test]
+    fn read_only_rows_are_idempotent() {
+        for row in OPERATIONS
+            .iter()
+            .filter(|row| row.effect == Effect::ReadOnly)
+        {
+            assert!(row.idempotent, "{}", row.name);
+        }
+        for row in OPERATIONS
+            .iter()
+            .filter(|row| row.authority == Authority::Observability)
+        {
+            assert_eq!(row.effect, Effect::ReadOnly, "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_by_name() {
+        let error = Request::parse(OperationName::ListSandboxes, br#"{"limt": 3}"#).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidRequest);
+        assert!(error.message.contains("limt"), "{}", error.message);
+        assert!(
+            error.message.contains("list_sandboxes"),
+            "{}",
+            error.message
+        );
+    }
+
+    #[test]
+    fn an_empty_body_is_the_empty_request() {
+        let request = Request::parse(OperationName::ListSandboxes, b"").unwrap();
+        assert_eq!(request, Request::ListSandboxes(Default::default()));
+    }
+
+    #[test]
+    fn malformed_json_says_where() {
+        let error =
+            Request::parse(OperationName::InspectSandbox, b"{\"sandbox_id\": ").unwrap_err();
+        assert!(error.message.contains("line 1"), "{}", error.message);
+    }
+}

@@ -1,0 +1,186 @@
+//! Publishing a session.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Blob, LayerId, SessionId};
+
+/// Publishes a session's changes onto the newest layer: all of them as one layer, or none.
+///
+/// Each changed path is taken, or merged by lines with what others published since. One path that cannot be
+/// merged rejects the whole publish, changes nothing, lists every conflict, and leaves the session as it was.
+/// After success the session ends unless `keep_open`.
+///
+/// Example: `{"workspace_session_id": "ws-8fq2m1", "message": "fix login"}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PublishWorkspaceSession {
+    /// The session.
+    pub workspace_session_id: SessionId,
+    /// Kept with the layer; at most 16 KiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Answer what a publish would do, and change nothing; default false.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Also return, for each text conflict, the merged text with diff3 markers (at most 256 KiB each); default false.
+    #[serde(default)]
+    pub markers: bool,
+    /// Seconds that running commands get to end after SIGTERM before they are killed, 0 to 60. Without it a
+    /// publish is refused while commands run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 60))]
+    pub grace_s: Option<u64>,
+}
+
+/// How a publish ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PublishOutcome {
+    /// One new layer is the head.
+    Published,
+    /// The session equals its base; no layer was made.
+    NoChange,
+    /// At least one path conflicts; nothing changed.
+    Conflict,
+    /// Asked by `dry_run`, and it would publish.
+    DryRun,
+}
+
+/// The answer to a publish.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Published {
+    /// The session.
+    pub workspace_session_id: SessionId,
+    /// How it ended.
+    pub outcome: PublishOutcome,
+    /// The new layer, if one was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<LayerId>,
+    /// The head that the session was resolved against.
+    pub head: LayerId,
+    /// Paths in the new layer, or that would be.
+    pub changed_paths: u64,
+    /// Paths whose content was merged by lines with what others published; at most 1000.
+    pub merged_paths: Vec<Blob>,
+    /// Every conflict, in path order; at most 1000, with the whole count in `conflict_count`.
+    pub conflicts: Vec<Conflict>,
+    /// How many conflicts there are.
+    pub conflict_count: u64,
+    /// Changed paths that cannot be published or were routed elsewhere, with the reason; at most 1000.
+    pub skipped: Vec<SkippedPath>,
+    /// Git refs that both sides moved: where the session's commit was saved.
+    pub saved_refs: Vec<SavedRef>,
+    /// Paths published by the `ignored` route.
+    pub ignored_paths: u64,
+    /// Whether the session is still there.
+    pub session_open: bool,
+}
+
+/// Why a path cannot be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ConflictKind {
+    /// Both changed the same lines.
+    Content,
+    /// Both changed a file that is not text, or is too large to merge.
+    Binary,
+    /// Both changed the same mode, owner or extended attribute to different values.
+    Metadata,
+    /// Both added the path with different content.
+    AddAdd,
+    /// One side deleted what the other changed.
+    DeleteModify,
+    /// The sides made different types of file of it.
+    Type,
+    /// Both renamed the directory, or its target is taken.
+    Rename,
+    /// The publish policy refuses changes of this path.
+    Rejected,
+}
+
+/// One path that cannot be merged, with what is needed to resolve it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Conflict {
+    /// The path, relative to the workspace root.
+    pub path: Blob,
+    /// Why.
+    pub kind: ConflictKind,
+    /// The path at the session's base; absent if it was not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Version>,
+    /// The path at the head; absent if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<Version>,
+    /// The path in the session; absent if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mine: Option<Version>,
+    /// The layer that last changed the path at the head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_layer: Option<LayerId>,
+    /// Who published that layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_owner: Option<String>,
+    /// The line ranges in conflict, for text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hunks: Vec<Hunk>,
+    /// The merged text with diff3 markers, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marked: Option<Blob>,
+}
+
+/// A file at one side of a conflict.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Version {
+    /// The type: `file`, `directory`, `symlink`, `fifo`, `socket`, `char_device`, `block_device`.
+    pub kind: String,
+    /// Permission bits, all twelve.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes; of a symlink, of its target.
+    pub size: u64,
+    /// blake3 of the content of a file, in hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+}
+
+/// Line ranges of one conflict; lines count from 1, and `count` 0 stands before `start`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Hunk {
+    /// In the base.
+    pub base: LineRange,
+    /// In the head.
+    pub head: LineRange,
+    /// In the session.
+    pub mine: LineRange,
+}
+
+/// A run of lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LineRange {
+    /// The first line, from 1.
+    pub start: u64,
+    /// How many lines.
+    pub count: u64,
+}
+
+/// A changed path that was not published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SkippedPath {
+    /// The path.
+    pub path: Blob,
+    /// Why: `socket`, `session_private`, `git_lock`, `git_head_kept`, …
+    pub reason: String,
+}
+
+/// A git ref that both sides moved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SavedRef {
+    /// The ref, such as `refs/heads/main`.
+    pub name: Blob,
+    /// Where the session's value is kept, such as `refs/sandbox/ws-8fq2m1/heads/main`.
+    pub saved_as: Blob,
+}

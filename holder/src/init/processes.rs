@@ -1,0 +1,197 @@
+//! The processes of a session, and whose they are.
+//!
+//! Owns reading the session's `/proc` and the rule by which a process belongs to a
+//! command. Signals nothing.
+//!
+//! The rule: a process belongs to the command whose mount namespace it is in. A few can't
+//! be asked: our own between fork and `exec` (known by pid), and, under a single-identity
+//! map, programs that their user may execute but not read, since the kernel then gives
+//! their memory to the outer user namespace. Those go with their process session, or with
+//! the nearest ancestor that is known.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+
+use nix::unistd::Pid;
+
+use crate::spawn::Born;
+
+/// A process, as it was when looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) pid: i32,
+    pub(super) ppid: i32,
+    /// Its process session.
+    pub(super) sid: i32,
+    pub(super) state: char,
+    pub(super) name: Vec<u8>,
+    /// Inode number of its mount namespace; `None` if it can't be told.
+    pub(super) mnt_ns: Option<u64>,
+}
+
+impl Process {
+    /// Whether it can still do something.
+    pub(super) fn is_alive(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
+
+    /// Whether it was stopped, by job control or a debugger.
+    pub(super) fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't')
+    }
+}
+
+/// Looks at every process that the session's `/proc` shows.
+pub(super) fn scan() -> io::Result<Vec<Process>> {
+    let mut seen = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        if name.as_bytes().iter().all(u8::is_ascii_digit)
+            && let Some(pid) = name.to_str().and_then(|name| name.parse().ok())
+            && let Some(process) = look_at(pid)
+        {
+            seen.push(process);
+        }
+    }
+    Ok(seen)
+}
+
+/// Looks at one process; `None` if it is gone.
+fn look_at(pid: i32) -> Option<Process> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let mut process = parse(pid, &stat)?;
+    process.mnt_ns = namespace_of(pid);
+    Some(process)
+}
+
+/// Inode number of a process's mount namespace; `None` if it is gone or can't be asked.
+pub(super) fn namespace_of(pid: i32) -> Option<u64> {
+    fs::metadata(format!("/proc/{pid}/ns/mnt"))
+        .ok()
+        .map(|metadata| metadata.ino())
+}
+
+/// Parses `PID (NAME) STATE PPID PGRP SID …`, where the name may hold anything.
+fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
+    let open = stat.iter().position(|byte| *byte == b'(')?;
+    let close = stat.iter().rposition(|byte| *byte == b')')?;
+    let name = stat.get(open + 1..close)?.to_vec();
+    let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let ppid = fields.next()?.parse().ok()?;
+    let sid = fields.nth(1)?.parse().ok()?;
+    Some(Process {
+        pid,
+        ppid,
+        sid,
+        state,
+        name,
+        mnt_ns: None,
+    })
+}
+
+/// Whose each process is.
+pub(super) struct Belonging<'a> {
+    by_pid: HashMap<i32, &'a str>,
+    by_namespace: HashMap<u64, &'a str>,
+    seen: HashMap<i32, Process>,
+}
+
+impl<'a> Belonging<'a> {
+    /// By the commands there are and the processes seen at one time.
+    pub(super) fn new(
+        commands: impl Iterator<Item = (&'a str, &'a Born)>,
+        seen: &[Process],
+    ) -> Belonging<'a> {
+        let (mut by_pid, mut by_namespace) = (HashMap::new(), HashMap::new());
+        for (id, born) in commands {
+            by_namespace.insert(born.mnt_ns, id);
+            by_pid.insert(born.main.as_raw(), id);
+            by_pid.extend(born.leader.map(Pid::as_raw).map(|leader| (leader, id)));
+        }
+        let seen = seen
+            .iter()
+            .map(|process| (process.pid, process.clone()))
+            .collect();
+        Belonging {
+            by_pid,
+            by_namespace,
+            seen,
+        }
+    }
+
+    /// The command that a process belongs to.
+    pub(super) fn owner(&self, process: &Process) -> Option<&'a str> {
+        if let Some(namespace) = process.mnt_ns {
+            return self.by_namespace.get(&namespace).copied();
+        }
+        let mut at = process;
+        // Each step goes to a parent; a chain is no longer than there are processes.
+        for _ in 0..=self.seen.len() {
+            let here = at
+                .mnt_ns
+                .and_then(|namespace| self.by_namespace.get(&namespace))
+                .or_else(|| self.by_pid.get(&at.pid))
+                .or_else(|| self.by_pid.get(&at.sid));
+            if here.is_some() {
+                return here.copied();
+            }
+            at = self.seen.get(&at.ppid)?;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, ppid: i32, sid: i32, mnt_ns: Option<u64>) -> Process {
+        Process {
+            pid,
+            ppid,
+            sid,
+            state: 'S',
+            name: b"x".to_vec(),
+            mnt_ns,
+        }
+    }
+
+    #[test]
+    fn a_name_made_to_confuse_is_parsed() {
+        let parsed = parse(7, b"7 (a) S 1 (b) R 3 5 6 0 -1 4194560").unwrap();
+        assert_eq!(parsed.name, b"a) S 1 (b");
+        assert_eq!((parsed.state, parsed.ppid, parsed.sid), ('R', 3, 6));
+        assert!(parse(7, b"7 (a").is_none());
+    }
+
+    #[test]
+    fn a_process_goes_by_its_namespace_and_else_by_session_or_ancestor() {
+        let born = |main, leader: Option<i32>, mnt_ns| Born {
+            main: Pid::from_raw(main),
+            leader: leader.map(Pid::from_raw),
+            mnt_ns,
+        };
+        let (a, b) = (born(10, None, 100), born(21, Some(20), 200));
+        let seen = [
+            process(1, 0, 0, Some(1)),
+            process(10, 1, 10, None),
+            process(11, 1, 11, Some(100)),
+            process(12, 1, 10, None),
+            process(13, 11, 99, None),
+            process(30, 1, 20, None),
+            process(31, 1, 98, None),
+        ];
+        let belonging = Belonging::new([("a", &a), ("b", &b)].into_iter(), &seen);
+        let owners: Vec<_> = seen
+            .iter()
+            .map(|process| belonging.owner(process))
+            .collect();
+        let (a, b) = (Some("a"), Some("b"));
+        assert_eq!(owners, [None, a, a, a, a, b, None]);
+    }
+}

@@ -1,0 +1,324 @@
+//! Blame: who brought each line in.
+//!
+//! For each published version of a text file the store keeps *owner runs* that tile its lines: how
+//! many lines, and the revision of the layer that brought them in. A file that no publish has
+//! changed has no runs: its lines are the base's. Runs are kept by stack, path and content digest,
+//! so they outlive the layer they came with, a squash, and a deletion.
+//!
+//! A binary file has one run of 0 lines, which names the owner of the whole.
+//!
+//! The key is the stack (64 bits big-endian), the path, a NUL, and the 32-byte digest. The value is
+//! postcard of the runs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::content::Content;
+use crate::db::{self, DbBatch, key};
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::layer::{LayerId, LayerKind, LayerRecord, Owner};
+use crate::lower::Lower;
+use crate::merge::Origin;
+use crate::name::RelPath;
+use crate::node::{Kind, Node};
+use crate::stack::{Stack, StackId};
+use crate::text::{Interner, MAX_TEXT, changes, is_text, line_count, lines};
+
+/// Revision that stands for lines of a session that are not published.
+const UNPUBLISHED: u64 = u64::MAX;
+/// Revision of the base, whose lines are the original ones.
+const BASE: u64 = 1;
+
+/// A run of lines of one owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlameRun {
+    /// The first line, from 1.
+    pub start: u64,
+    /// How many lines; 0 in a file that is not text.
+    pub count: u64,
+    /// Who brought them in.
+    pub owner: Owner,
+    /// The layer that did; `None` for lines that are not published and for an unknown owner.
+    pub layer: Option<LayerRecord>,
+}
+
+/// Who wrote a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileBlame {
+    /// The content that the runs tile.
+    pub digest: Digest,
+    /// Whether it is text.
+    pub text: bool,
+    /// Its lines; 0 if it is not text.
+    pub lines: u64,
+    /// The runs, in order, without gaps.
+    pub runs: Vec<BlameRun>,
+}
+
+/// Lines of one owner, as they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    count: u64,
+    revision: u64,
+}
+
+/// Owner runs of a text, or of a whole binary file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Runs(Vec<Run>);
+
+impl Runs {
+    /// `count` lines of one owner.
+    pub(crate) fn all(count: u64, revision: u64) -> Runs {
+        let mut runs = Runs::default();
+        runs.push(count, revision);
+        runs
+    }
+
+    /// The one run of a file that is not text.
+    pub(crate) fn whole(revision: u64) -> Runs {
+        Runs(vec![Run { count: 0, revision }])
+    }
+
+    fn push(&mut self, count: u64, revision: u64) {
+        match self.0.last_mut() {
+            _ if count == 0 => {}
+            Some(last) if last.revision == revision => last.count += count,
+            _ => self.0.push(Run { count, revision }),
+        }
+    }
+
+    /// Adds the owners of lines `start..end` of `from`.
+    fn copy(&mut self, from: &Runs, start: u64, end: u64) {
+        let mut at = 0;
+        for run in &from.0 {
+            let (first, last) = (at.max(start), (at + run.count).min(end));
+            if first < last {
+                self.push(last - first, run.revision);
+            }
+            at += run.count;
+        }
+    }
+
+    fn total(&self) -> u64 {
+        self.0.iter().map(|run| run.count).sum()
+    }
+
+    /// The owners of `new`, made of `old` (whose owners these are): a line that is in both keeps
+    /// its owner, the others are `revision`'s.
+    pub(crate) fn edited(&self, old: &[u8], new: &[u8], revision: u64) -> Runs {
+        let (old, new) = (lines(old), lines(new));
+        let mut interner = Interner::default();
+        let (old_numbers, new_numbers) = (interner.intern(&old), interner.intern(&new));
+        let mut runs = Runs::default();
+        let mut at = 0;
+        for change in changes(&old_numbers, &new_numbers) {
+            runs.copy(self, at, change.old.start as u64);
+            runs.push(change.new.len() as u64, revision);
+            at = change.old.end as u64;
+        }
+        runs.copy(self, at, old.len() as u64);
+        runs
+    }
+
+    /// The owners of a merged text: of the head's lines these, of mine those that `mine` says.
+    pub(crate) fn merged(&self, mine: &Runs, origins: &[Origin]) -> Runs {
+        let mut runs = Runs::default();
+        for origin in origins {
+            match origin {
+                Origin::Head(range) => runs.copy(self, range.start as u64, range.end as u64),
+                Origin::Mine(range) => runs.copy(mine, range.start as u64, range.end as u64),
+            }
+        }
+        runs
+    }
+}
+
+/// Finds and keeps the owner runs of one stack.
+pub(crate) struct Owners<'a> {
+    stack: &'a Stack,
+}
+
+impl<'a> Owners<'a> {
+    pub(crate) fn new(stack: &'a Stack) -> Self {
+        Owners { stack }
+    }
+
+    /// The runs of the file with this content at `path`. `bytes` is that content if it is text.
+    pub(crate) fn find(
+        &self,
+        path: &RelPath,
+        content: &Content,
+        bytes: Option<&[u8]>,
+    ) -> Result<Runs> {
+        let key = run_key(self.stack.id(), path, &content.digest);
+        let lines = bytes.map(line_count);
+        let runs = match self.stack.db().blame.get(key)? {
+            // Nothing has published this version here, so it is the base's.
+            None => {
+                return Ok(lines.map_or_else(|| Runs::whole(BASE), |lines| Runs::all(lines, BASE)));
+            }
+            Some(value) => Runs(db::decode(&format!("the owners of {path}"), &value)?),
+        };
+        if lines.is_some_and(|lines| lines != runs.total()) {
+            return Err(Error::Corrupt {
+                what: format!("the owners of {path}"),
+                detail: format!(
+                    "they have {} lines, the file {}",
+                    runs.total(),
+                    lines.unwrap_or(0)
+                ),
+            });
+        }
+        Ok(runs)
+    }
+
+    /// Keeps the runs of the file with this content at `path`.
+    pub(crate) fn keep(&self, batch: &mut DbBatch, path: &RelPath, digest: &Digest, runs: &Runs) {
+        batch.insert(
+            &self.stack.db().blame,
+            &run_key(self.stack.id(), path, digest),
+            &db::encode(&runs.0),
+        );
+    }
+}
+
+fn run_key(stack: StackId, path: &RelPath, digest: &Digest) -> Vec<u8> {
+    key(&[
+        &stack.0.to_be_bytes(),
+        path.as_bytes(),
+        &[0],
+        digest.as_bytes(),
+    ])
+}
+
+impl Stack {
+    /// Who wrote the file at `path` of a layer.
+    ///
+    /// # Errors
+    /// [`Error::NoPath`] if there is no such file, [`Error::NoLayer`], or as reading an object.
+    pub fn blame(&self, layer: LayerId, path: &RelPath) -> Result<FileBlame> {
+        let record = self.layer(layer)?;
+        let lower = self.store().lower(&record.root)?;
+        let content = file_at(&lower, path)?;
+        let bytes = text_of(&lower, &content)?;
+        let runs = Owners::new(self).find(path, &content, bytes.as_deref())?;
+        self.show(content.digest, bytes.is_some(), runs, None)
+    }
+
+    /// Who wrote the file at `path` as a session has it now: `bytes`, over base `layer`. Lines that
+    /// the session changed are `owner`'s.
+    ///
+    /// # Errors
+    /// As [`Stack::blame`].
+    pub fn blame_live(
+        &self,
+        layer: LayerId,
+        path: &RelPath,
+        bytes: &[u8],
+        owner: Owner,
+    ) -> Result<FileBlame> {
+        let record = self.layer(layer)?;
+        let lower = self.store().lower(&record.root)?;
+        let digest = Digest::of(bytes);
+        let base = match lower.node_at(path)? {
+            Some(node) if node.kind() == Kind::File => node.content().copied(),
+            _ => None,
+        };
+        let runs = match base {
+            Some(content) if content.digest == digest => {
+                let text = text_of(&lower, &content)?;
+                Owners::new(self).find(path, &content, text.as_deref())?
+            }
+            Some(content) if is_text(bytes) => match text_of(&lower, &content)? {
+                Some(old) => Owners::new(self).find(path, &content, Some(&old))?.edited(
+                    &old,
+                    bytes,
+                    UNPUBLISHED,
+                ),
+                None => Runs::all(line_count(bytes), UNPUBLISHED),
+            },
+            None if is_text(bytes) => Runs::all(line_count(bytes), UNPUBLISHED),
+            Some(_) | None => Runs::whole(UNPUBLISHED),
+        };
+        self.show(digest, is_text(bytes), runs, Some(owner))
+    }
+
+    fn show(
+        &self,
+        digest: Digest,
+        text: bool,
+        runs: Runs,
+        live: Option<Owner>,
+    ) -> Result<FileBlame> {
+        let mut shown = Vec::with_capacity(runs.0.len());
+        let mut start = 1;
+        for run in &runs.0 {
+            let (owner, layer) = match (&live, run.revision) {
+                (Some(owner), UNPUBLISHED) => (owner.clone(), None),
+                (_, revision) => match self.layer_at(revision)? {
+                    Some(layer) if layer.id.kind == LayerKind::Base => {
+                        (Owner::Original, Some(layer))
+                    }
+                    Some(layer) => (layer.owner.clone(), Some(layer)),
+                    None => (Owner::Unknown, None),
+                },
+            };
+            shown.push(BlameRun {
+                start,
+                count: run.count,
+                owner,
+                layer,
+            });
+            start += run.count;
+        }
+        Ok(FileBlame {
+            digest,
+            text,
+            lines: runs.total(),
+            runs: shown,
+        })
+    }
+}
+
+fn file_at(lower: &Lower, path: &RelPath) -> Result<Content> {
+    let node: Option<Node> = lower.node_at(path)?;
+    node.as_ref()
+        .and_then(Node::content)
+        .copied()
+        .ok_or_else(|| Error::NoPath(path.clone()))
+}
+
+/// The bytes of a file if it is text.
+pub(crate) fn text_of(lower: &Lower, content: &Content) -> Result<Option<Vec<u8>>> {
+    if content.size > MAX_TEXT {
+        return Ok(None);
+    }
+    let bytes = content.read_all(lower.objects())?;
+    Ok(is_text(&bytes).then_some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn lines_that_stay_keep_their_owner() {
+        let old = b"a\nb\nc\n";
+        let mut owners = Runs::all(1, 1);
+        owners.push(2, 5);
+        let new = owners.edited(old, b"a\nnew\nc\nmore\n", 9);
+        let seen: Vec<(u64, u64)> = new.0.iter().map(|run| (run.count, run.revision)).collect();
+        assert_eq!(seen, [(1, 1), (1, 9), (1, 5), (1, 9)]);
+    }
+
+    proptest! {
+        #[test]
+        fn runs_tile_every_edit(old in "[ab\n]{0,30}", new in "[ab\n]{0,30}") {
+            let owners = Runs::all(line_count(old.as_bytes()), 3);
+            let edited = owners.edited(old.as_bytes(), new.as_bytes(), 4);
+            prop_assert_eq!(edited.total(), line_count(new.as_bytes()));
+        }
+    }
+}

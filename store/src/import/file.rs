@@ -1,0 +1,287 @@
+//! Reading one file of the host into the store.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+
+use super::identity::Identity;
+use super::join;
+use super::walk::{Counts, NodeError, add, descriptor_xattrs, meta, xattrs_object};
+use crate::content::{self, Content, Layout, Segment, Source};
+use crate::db::{Db, DbBatch, Durability};
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::node::{Body, Node, Timestamp, Xattrs};
+use crate::objects::ObjectBatch;
+use crate::store::Store;
+
+/// Pauses before a file that changed is read again.
+const RETRY_PAUSES: [Duration; 4] = [
+    Duration::from_millis(5),
+    Duration::from_millis(20),
+    Duration::from_millis(80),
+    Duration::from_millis(320),
+];
+/// Files after which a thread commits what it has, to bound memory.
+const COMMIT_FILES: usize = 16 << 10;
+
+/// Reads files for one thread of an import and keeps what they hold in a batch.
+pub(super) struct FileReader<'a> {
+    store: &'a Store,
+    db: Arc<Db>,
+    counts: &'a Counts,
+    objects: ObjectBatch<'a>,
+    identities: DbBatch,
+    pending: usize,
+}
+
+impl<'a> FileReader<'a> {
+    pub(super) fn new(store: &'a Store, counts: &'a Counts) -> Self {
+        let db = Arc::clone(&store.inner().db);
+        FileReader {
+            store,
+            counts,
+            objects: store.objects().batch(),
+            identities: db.batch(),
+            db,
+            pending: 0,
+        }
+    }
+
+    /// Makes what was read so far durable.
+    pub(super) fn commit(&mut self) -> Result<()> {
+        let objects = std::mem::replace(&mut self.objects, self.store.objects().batch());
+        let mut batch = std::mem::replace(&mut self.identities, self.db.batch());
+        add(&self.counts.stored, objects.added_bytes());
+        self.pending = 0;
+        objects.finish(&mut batch)?;
+        self.db.commit(batch, Durability::Power)
+    }
+
+    /// Adds extended attributes; `None` if there are none.
+    pub(super) fn put_xattrs(&self, xattrs: &Xattrs) -> Result<Option<Digest>> {
+        xattrs_object(xattrs)
+            .map(|bytes| self.objects.put(&bytes))
+            .transpose()
+    }
+
+    /// Takes in the file that `stat` describes; `None` if it is gone.
+    pub(super) fn read(
+        &mut self,
+        directory: &OwnedFd,
+        path: &Path,
+        name: &Name,
+        stat: &Stat,
+    ) -> Result<Option<Node>, NodeError> {
+        if let Some(identity) = Identity::find(&self.db, stat)?
+            && self.is_stored(&identity)?
+        {
+            add(&self.counts.reused, 1);
+            self.done(stat.st_size as u64)?;
+            return Ok(Some(Node {
+                meta: meta(stat, identity.xattrs),
+                body: Body::File(identity.content),
+            }));
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = match rustix::fs::openat(directory, name.as_bytes(), flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(NodeError::Unreadable(error.into())),
+        };
+        let mut pauses = RETRY_PAUSES.iter();
+        loop {
+            match self.try_read(&file)? {
+                Some(node) => return Ok(Some(node)),
+                None => match pauses.next() {
+                    Some(pause) => std::thread::sleep(*pause),
+                    None => {
+                        return Err(NodeError::Fatal(Error::ChangedWhileRead {
+                            path: join(path, name.as_bytes()),
+                            attempts: RETRY_PAUSES.len() as u32 + 1,
+                        }));
+                    }
+                },
+            }
+        }
+    }
+
+    /// Reads the file once; `None` if it changed meanwhile.
+    fn try_read(&mut self, file: &File) -> Result<Option<Node>, NodeError> {
+        let unreadable = |error: Errno| NodeError::Unreadable(error.into());
+        let read_at = Timestamp::now();
+        let before = rustix::fs::fstat(file).map_err(unreadable)?;
+        let content = match self.content(file, &before) {
+            Ok(content) => content?,
+            // Cut while it was read: the comparison below would say so too.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(NodeError::Unreadable(error)),
+        };
+        let xattrs = descriptor_xattrs(file.as_fd()).map_err(unreadable)?;
+        let after = rustix::fs::fstat(file).map_err(unreadable)?;
+        if changed(&before, &after) {
+            return Ok(None);
+        }
+        let xattrs = self.put_xattrs(&xattrs)?;
+        Identity::record(
+            &self.db,
+            &mut self.identities,
+            &after,
+            content,
+            xattrs,
+            read_at,
+        );
+        add(&self.counts.hashed, 1);
+        self.done(content.size)?;
+        Ok(Some(Node {
+            meta: meta(&after, xattrs),
+            body: Body::File(content),
+        }))
+    }
+
+    fn content(&self, file: &File, stat: &Stat) -> io::Result<Result<Content>> {
+        let size = stat.st_size as u64;
+        if size == 0 {
+            return Ok(Ok(Content::empty()));
+        }
+        // Fewer blocks than bytes: holes, or a filesystem that compresses.
+        if (stat.st_blocks as u64) * 512 < size {
+            let runs = data_runs(file, size)?;
+            if runs != [(0, size)] {
+                return self.sparse(file, size, &runs);
+            }
+        }
+        Ok(self.objects.put_file(file, 0, size)?.map(|copied| {
+            if copied.reflinked {
+                add(&self.counts.reflinked, 1);
+            }
+            Content {
+                size,
+                stored: size,
+                digest: copied.digest,
+                layout: Layout::Whole,
+            }
+        }))
+    }
+
+    /// A file with holes: one blob a run of data, and the digest of it all with the holes as zeros.
+    fn sparse(&self, file: &File, size: u64, runs: &[(u64, u64)]) -> io::Result<Result<Content>> {
+        let mut segments = Vec::with_capacity(runs.len());
+        let mut stored = 0;
+        for &(offset, length) in runs {
+            match self.objects.put_file(file, offset, length)? {
+                Ok(copied) => {
+                    segments.push(Segment {
+                        offset,
+                        length,
+                        source: Source {
+                            blob: copied.digest,
+                            offset: 0,
+                        },
+                    });
+                    stored += length;
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        let sources: Vec<_> = segments
+            .iter()
+            .map(|run| (run.offset, run.length, run.source.blob))
+            .collect();
+        let digest = match content::hash_segments(size, &sources, |blob, at, buffer| {
+            self.objects.read_at(&blob, at, buffer)
+        }) {
+            Ok(digest) => digest,
+            Err(error) => return Ok(Err(error)),
+        };
+        let list = match self.objects.put(&content::encode(&segments)) {
+            Ok(list) => list,
+            Err(error) => return Ok(Err(error)),
+        };
+        Ok(Ok(Content {
+            size,
+            stored,
+            digest,
+            layout: Layout::Segments(list),
+        }))
+    }
+
+    /// Whether the content of an identity is still in the store.
+    fn is_stored(&self, identity: &Identity) -> Result<bool> {
+        let objects = self.store.objects();
+        if let Some(xattrs) = &identity.xattrs
+            && !objects.contains(xattrs)?
+        {
+            return Ok(false);
+        }
+        match identity.content.layout {
+            Layout::Whole => {
+                Ok(identity.content.size == 0 || objects.contains(&identity.content.digest)?)
+            }
+            Layout::Segments(list) => {
+                if !objects.contains(&list)? {
+                    return Ok(false);
+                }
+                for segment in identity.content.segments(objects)? {
+                    if !objects.contains(&segment.source.blob)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    fn done(&mut self, bytes: u64) -> Result<()> {
+        add(&self.counts.files_done, 1);
+        add(&self.counts.bytes_done, bytes);
+        self.pending += 1;
+        if self.pending >= COMMIT_FILES {
+            self.commit()
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn changed(before: &Stat, after: &Stat) -> bool {
+    let key = |stat: &Stat| {
+        (
+            stat.st_size,
+            stat.st_mtime,
+            stat.st_mtime_nsec,
+            stat.st_ctime,
+            stat.st_ctime_nsec,
+        )
+    };
+    key(before) != key(after)
+}
+
+/// The runs of data in a file of `size` bytes: offset and length.
+fn data_runs(file: &File, size: u64) -> io::Result<Vec<(u64, u64)>> {
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // A hole up to the end.
+            Err(Errno::NXIO) => break,
+            // The filesystem cannot say: all of it is data.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(vec![(0, size)]),
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(size);
+        if start < end {
+            runs.push((start, end - start));
+        }
+        at = end.max(at + 1);
+    }
+    Ok(runs)
+}

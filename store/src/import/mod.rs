@@ -1,0 +1,288 @@
+//! Import: a directory of the host becomes a base layer.
+//!
+//! The directory is read, never written, by several threads. Every path that cannot be read is
+//! found and named before the import fails; a file that changes while it is read is read again,
+//! and the import fails if it never holds still. Files whose identity (device, inode, size,
+//! mtime, ctime) an earlier import has seen are not read at all.
+//!
+//! The result is a root digest and nothing else: nothing refers to it until a stack is made of it,
+//! so an import that fails or is killed leaves garbage and no layer.
+
+mod file;
+mod identity;
+mod walk;
+
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use crate::digest::Digest;
+use crate::directory::{Directory, DirectoryEntry};
+use crate::error::{Error, Result};
+use crate::layer::LayerRoot;
+use crate::links::{LinkTable, LinkedNode};
+use crate::lower::ROOT_INO;
+use crate::node::{Body, Ino};
+use crate::store::Store;
+use walk::{Entry, Found, Walk};
+
+/// How often progress is reported.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+/// New nodes of sessions are numbered from here at least, well above the numbers of ext4, so that
+/// they are told apart at a glance.
+const FIRST_NEW_INO: Ino = 1 << 40;
+
+/// How far an import is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImportProgress {
+    /// Files found so far.
+    pub files_found: u64,
+    /// Files done so far.
+    pub files_done: u64,
+    /// Logical bytes found so far.
+    pub bytes_found: u64,
+    /// Logical bytes done so far.
+    pub bytes_done: u64,
+}
+
+/// What an import did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImportReport {
+    /// Regular files found.
+    pub files: u64,
+    /// Directories found, the root among them.
+    pub directories: u64,
+    /// Symbolic links found.
+    pub symlinks: u64,
+    /// FIFOs, sockets and device nodes found.
+    pub special_files: u64,
+    /// Logical bytes of all regular files.
+    pub bytes: u64,
+    /// Files whose content was read and hashed.
+    pub files_hashed: u64,
+    /// Files known unchanged from an earlier import, and not read.
+    pub files_reused: u64,
+    /// Files whose blocks are shared with the source's by reflink.
+    pub files_reflinked: u64,
+    /// Bytes of content added to the store.
+    pub bytes_stored: u64,
+}
+
+impl ImportReport {
+    /// Paths found, the root not among them.
+    pub(crate) fn entries(&self) -> u64 {
+        (self.files + self.directories + self.symlinks + self.special_files).saturating_sub(1)
+    }
+}
+
+/// An imported directory, ready to become the base of a stack.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// Digest of the layer's root object.
+    pub root: Digest,
+    /// What the import did.
+    pub report: ImportReport,
+    /// The first inode number for new nodes.
+    pub(crate) next_ino: Ino,
+}
+
+impl Store {
+    /// Imports the directory at `path`. `progress` is called from this thread several times a
+    /// second; when it breaks, the import ends with [`Error::Io`] of kind `Interrupted`.
+    ///
+    /// # Errors
+    /// [`Error::NotImportable`], [`Error::StoreInside`], [`Error::Unreadable`],
+    /// [`Error::ChangedWhileRead`], [`Error::Io`] (a full disk among them), [`Error::Database`].
+    pub fn import(
+        &self,
+        path: &Path,
+        progress: &mut dyn FnMut(ImportProgress) -> ControlFlow<()>,
+    ) -> Result<Imported> {
+        let root = self.open_import_root(path)?;
+        let walk = Walk::new(self, path);
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+        std::thread::scope(|scope| {
+            walk.begin(root);
+            for _ in 0..threads {
+                scope.spawn(|| walk.work());
+            }
+            while !walk.wait(PROGRESS_INTERVAL) {
+                if progress(walk.progress()).is_break() {
+                    walk.abort(Error::io(
+                        "importing",
+                        path,
+                        std::io::ErrorKind::Interrupted,
+                    ));
+                }
+            }
+        });
+        // A last report, which nothing can break any more, so that a bar ends full.
+        let _ = progress(walk.progress());
+        let (found, mut report) = walk.finish()?;
+        let batch = self.objects().batch();
+        let (root, next_ino) = build(found, &batch)?;
+        report.bytes_stored += batch.added_bytes();
+        batch.commit()?;
+        Ok(Imported {
+            root,
+            report,
+            next_ino,
+        })
+    }
+
+    fn open_import_root(&self, path: &Path) -> Result<File> {
+        let refused = |source: std::io::Error| Error::NotImportable {
+            path: path.to_path_buf(),
+            source,
+        };
+        let resolved = path.canonicalize().map_err(refused)?;
+        let store = self
+            .root()
+            .canonicalize()
+            .map_err(|error| Error::io("resolving", self.root(), error))?;
+        if store.starts_with(&resolved) {
+            return Err(Error::StoreInside {
+                path: path.to_path_buf(),
+                store,
+            });
+        }
+        let root = File::open(&resolved).map_err(refused)?;
+        let metadata = root.metadata().map_err(refused)?;
+        if !metadata.is_dir() {
+            return Err(refused(std::io::ErrorKind::NotADirectory.into()));
+        }
+        if let Some(name) = walk::pseudo_filesystem(&root).map_err(refused)? {
+            return Err(refused(std::io::Error::other(format!(
+                "it is on {name}, not on a disk"
+            ))));
+        }
+        tracing::debug!(path = %resolved.display(), device = metadata.dev(), "importing");
+        Ok(root)
+    }
+}
+
+/// Turns what the walk found into directory objects, deepest first, and the layer's root object.
+/// Also returns the first inode number for new nodes.
+fn build(found: Found, batch: &crate::objects::ObjectBatch<'_>) -> Result<(Digest, Ino)> {
+    let mut numbers = Numbers::new(&found);
+    let mut links: FxHashMap<Ino, LinkedNode> = FxHashMap::default();
+    let directory_inos: Vec<Ino> = found
+        .directories
+        .iter()
+        .map(|directory| numbers.number(directory.device, directory.node.meta.ino))
+        .collect();
+    let shared = found.shared_inodes();
+    for (index, directory) in found.directories.iter().enumerate() {
+        for (name, entry) in &directory.entries {
+            let Entry::Node { device, node } = entry else {
+                continue;
+            };
+            if shared.contains(&(*device, node.meta.ino)) {
+                let ino = numbers.number(*device, node.meta.ino);
+                let linked = links.entry(ino).or_insert_with(|| {
+                    let mut node = node.clone();
+                    node.meta.ino = ino;
+                    LinkedNode {
+                        node,
+                        names: Default::default(),
+                    }
+                });
+                linked.names.insert((directory_inos[index], name.clone()));
+            }
+        }
+    }
+    for linked in links.values_mut() {
+        linked.node.meta.links = linked.names.len() as u32;
+    }
+    // A directory is found after its parent, so going backwards meets the deepest first.
+    let mut built: Vec<Option<crate::node::Node>> = vec![None; found.directories.len()];
+    for (index, directory) in found.directories.into_iter().enumerate().rev() {
+        let mut entries = Vec::with_capacity(directory.entries.len());
+        for (name, entry) in directory.entries {
+            let entry = match entry {
+                Entry::Directory(child) => {
+                    // `None` is a directory that vanished before it was opened.
+                    let Some(node) = built[child].take() else {
+                        continue;
+                    };
+                    DirectoryEntry::Node(node)
+                }
+                Entry::Node { device, mut node } => {
+                    node.meta.ino = numbers.number(device, node.meta.ino);
+                    if links.contains_key(&node.meta.ino) {
+                        DirectoryEntry::Link {
+                            ino: node.meta.ino,
+                            kind: node.kind(),
+                        }
+                    } else {
+                        node.meta.links = 1;
+                        DirectoryEntry::Node(node)
+                    }
+                }
+            };
+            entries.push((name, entry));
+        }
+        if !directory.opened {
+            continue;
+        }
+        let object = Directory::encode(entries);
+        let mut node = directory.node;
+        node.meta.ino = directory_inos[index];
+        node.body = Body::Directory {
+            tree: batch.put(object.as_bytes())?,
+            subdirectories: object.subdirectories(),
+            entries: object.len() as u32,
+        };
+        built[index] = Some(node);
+    }
+    let links = LinkTable(links.into_iter().collect()).save(batch)?;
+    let node = built[0]
+        .take()
+        .expect("the root was opened before the walk began");
+    Ok((LayerRoot { node, links }.save(batch)?, numbers.next))
+}
+
+/// Gives every inode of the host its number in the stack: its own, unless it is taken. Numbers are
+/// unique on a device only, and below a project other devices may be mounted.
+struct Numbers {
+    root: (u64, Ino),
+    foreign: FxHashMap<(u64, Ino), Ino>,
+    next: Ino,
+}
+
+impl Numbers {
+    fn new(found: &Found) -> Self {
+        let root = &found.directories[0];
+        let root = (root.device, root.node.meta.ino);
+        let largest = found.largest_ino(root.0);
+        Numbers {
+            root,
+            foreign: FxHashMap::default(),
+            next: FIRST_NEW_INO.max(largest.saturating_add(1)),
+        }
+    }
+
+    fn number(&mut self, device: u64, ino: Ino) -> Ino {
+        if (device, ino) == self.root {
+            return ROOT_INO;
+        }
+        if device == self.root.0 && ino > ROOT_INO {
+            return ino;
+        }
+        *self.foreign.entry((device, ino)).or_insert_with(|| {
+            let number = self.next;
+            self.next += 1;
+            number
+        })
+    }
+}
+
+/// The path of `name` in `directory`, for messages.
+fn join(directory: &Path, name: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    directory.join(std::ffi::OsStr::from_bytes(name))
+}

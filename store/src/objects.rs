@@ -1,0 +1,482 @@
+//! Content-addressed objects: blobs of file content, directory objects, lists.
+//!
+//! An object of up to [`PACK_MAX`] bytes lies in a pack; a larger one is a file of its own,
+//! `blobs/ab/cdef…`, holding exactly the object's bytes, so that the kernel can share or pass it
+//! through. The database says which: 1 byte 0, pack number (32 bits), offset and length (64 bits
+//! each), or 1 byte 1 and the length; little-endian.
+//!
+//! Objects come in through an [`ObjectBatch`]: written at once, durable and findable only after
+//! its commit. A batch that is dropped leaves garbage in a pack and no file.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use quick_cache::sync::Cache;
+use rustc_hash::FxHashMap;
+
+use crate::db::{Db, DbBatch, Durability};
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::pack::{PackPlace, Packs};
+
+/// Largest object in a pack, in bytes; larger ones are files of their own. Of source trees 96 % of
+/// the files are below 64 KiB and would cost a create and an unlink each.
+pub(crate) const PACK_MAX: u64 = 128 << 10;
+/// Places remembered, so that a read needs no look-up in the database.
+const CACHED_PLACES: usize = 64 << 10;
+/// Open blob files kept for reading.
+const OPEN_BLOBS: usize = 512;
+/// Bytes read or written at a time while content is copied.
+const COPY_BYTES: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Pack(PackPlace),
+    File { length: u64 },
+}
+
+impl Place {
+    fn encode(self) -> Vec<u8> {
+        match self {
+            Place::Pack(place) => {
+                let mut bytes = vec![0];
+                bytes.extend_from_slice(&place.pack.to_le_bytes());
+                bytes.extend_from_slice(&place.offset.to_le_bytes());
+                bytes.extend_from_slice(&place.length.to_le_bytes());
+                bytes
+            }
+            Place::File { length } => {
+                let mut bytes = vec![1];
+                bytes.extend_from_slice(&length.to_le_bytes());
+                bytes
+            }
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Place> {
+        let number = |at: usize| -> Option<u64> {
+            bytes
+                .get(at..at + 8)
+                .and_then(|part| part.try_into().ok())
+                .map(u64::from_le_bytes)
+        };
+        match bytes.first()? {
+            0 if bytes.len() == 21 => Some(Place::Pack(PackPlace {
+                pack: u32::from_le_bytes(bytes[1..5].try_into().ok()?),
+                offset: number(5)?,
+                length: number(13)?,
+            })),
+            1 if bytes.len() == 9 => Some(Place::File { length: number(1)? }),
+            _ => None,
+        }
+    }
+
+    fn length(self) -> u64 {
+        match self {
+            Place::Pack(place) => place.length,
+            Place::File { length } => length,
+        }
+    }
+}
+
+/// The objects of a store.
+pub struct Objects {
+    db: Arc<Db>,
+    packs: Packs,
+    dir: PathBuf,
+    places: Cache<Digest, Place>,
+    files: Cache<Digest, Arc<File>>,
+    next_temporary: AtomicU64,
+}
+
+impl Objects {
+    pub(crate) fn open(db: Arc<Db>, root: &Path) -> Result<Self> {
+        let dir = root.join("blobs");
+        let temporary = dir.join("tmp");
+        // Whatever a killed process was writing is not referred to.
+        match fs::remove_dir_all(&temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("clearing", &temporary, error));
+            }
+            _ => {}
+        }
+        fs::create_dir_all(&temporary).map_err(|error| Error::io("making", &temporary, error))?;
+        Ok(Objects {
+            db,
+            packs: Packs::open(&root.join("packs"))?,
+            dir,
+            places: Cache::new(CACHED_PLACES),
+            files: Cache::new(OPEN_BLOBS),
+            next_temporary: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether an object is there.
+    ///
+    /// # Errors
+    /// [`Error::Database`] or [`Error::Corrupt`].
+    pub fn contains(&self, digest: &Digest) -> Result<bool> {
+        Ok(self.find(digest)?.is_some())
+    }
+
+    /// The length of an object in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Database`] or [`Error::Corrupt`].
+    pub fn length(&self, digest: &Digest) -> Result<u64> {
+        Ok(self.place(digest)?.length())
+    }
+
+    /// All bytes of an object.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Database`], [`Error::Corrupt`] or [`Error::Io`].
+    pub fn get(&self, digest: &Digest) -> Result<Vec<u8>> {
+        let place = self.place(digest)?;
+        let mut bytes = vec![0; place.length() as usize];
+        self.read_place(digest, place, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `buffer` from byte `offset` of an object.
+    ///
+    /// # Errors
+    /// [`Error::Missing`]; [`Error::Corrupt`] if the object ends before that; [`Error::Io`].
+    pub fn read_at(&self, digest: &Digest, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let place = self.place(digest)?;
+        if offset
+            .checked_add(buffer.len() as u64)
+            .is_none_or(|end| end > place.length())
+        {
+            return Err(Error::Corrupt {
+                what: format!("object {digest}"),
+                detail: format!(
+                    "it has {} bytes, and {} at {offset} are referred to",
+                    place.length(),
+                    buffer.len()
+                ),
+            });
+        }
+        self.read_place(digest, place, offset, buffer)
+    }
+
+    /// Begins a batch of new objects.
+    pub(crate) fn batch(&self) -> ObjectBatch<'_> {
+        ObjectBatch {
+            objects: self,
+            pending: Mutex::default(),
+            added: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes on disk: packs and blob files.
+    pub(crate) fn disk_bytes(&self) -> Result<u64> {
+        let mut bytes = self.packs.disk_bytes()?;
+        for shard in
+            fs::read_dir(&self.dir).map_err(|error| Error::io("listing", &self.dir, error))?
+        {
+            let shard = shard
+                .map_err(|error| Error::io("listing", &self.dir, error))?
+                .path();
+            for blob in fs::read_dir(&shard).map_err(|error| Error::io("listing", &shard, error))? {
+                let blob = blob.map_err(|error| Error::io("listing", &shard, error))?;
+                let metadata = blob
+                    .metadata()
+                    .map_err(|error| Error::io("examining", &blob.path(), error))?;
+                bytes += metadata.blocks() * 512;
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn find(&self, digest: &Digest) -> Result<Option<Place>> {
+        if let Some(place) = self.places.get(digest) {
+            return Ok(Some(place));
+        }
+        let Some(bytes) = self.db.objects.get(digest.as_bytes())? else {
+            return Ok(None);
+        };
+        let place = Place::decode(&bytes).ok_or_else(|| Error::Corrupt {
+            what: format!("the place of object {digest}"),
+            detail: "it does not decode".to_owned(),
+        })?;
+        self.places.insert(*digest, place);
+        Ok(Some(place))
+    }
+
+    fn place(&self, digest: &Digest) -> Result<Place> {
+        self.find(digest)?.ok_or(Error::Missing(*digest))
+    }
+
+    fn read_place(
+        &self,
+        digest: &Digest,
+        place: Place,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<()> {
+        match place {
+            Place::Pack(place) => self.packs.read_at(place, offset, buffer),
+            Place::File { .. } => {
+                let path = self.blob_path(digest);
+                let file = self.files.get_or_insert_with(digest, || {
+                    File::open(&path)
+                        .map(Arc::new)
+                        .map_err(|error| Error::io("opening", &path, error))
+                })?;
+                file.read_exact_at(buffer, offset)
+                    .map_err(|error| Error::io("reading", &path, error))
+            }
+        }
+    }
+
+    fn blob_path(&self, digest: &Digest) -> PathBuf {
+        let hex = digest.to_string();
+        self.dir.join(&hex[..2]).join(&hex[2..])
+    }
+
+    fn temporary(&self) -> Result<Temporary> {
+        let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join("tmp").join(number.to_string());
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o400)
+            .open(&path)
+            .map_err(|error| Error::io("making", &path, error))?;
+        Ok(Temporary { path, file })
+    }
+}
+
+/// A blob file on its way; removed when dropped before it has its place.
+struct Temporary {
+    path: PathBuf,
+    file: File,
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.path.display(), %error, "a temporary blob could not be removed");
+        }
+    }
+}
+
+/// Objects that become findable together.
+pub(crate) struct ObjectBatch<'a> {
+    objects: &'a Objects,
+    pending: Mutex<FxHashMap<Digest, Pending>>,
+    added: AtomicU64,
+}
+
+enum Pending {
+    Pack(PackPlace),
+    File(Temporary, u64),
+}
+
+/// A blob that was written from a file, and how.
+pub(crate) struct Copied {
+    pub(crate) digest: Digest,
+    /// Whether its blocks are shared with the source's.
+    pub(crate) reflinked: bool,
+}
+
+impl ObjectBatch<'_> {
+    /// Bytes of content that this batch adds to the store.
+    pub(crate) fn added_bytes(&self) -> u64 {
+        self.added.load(Ordering::Relaxed)
+    }
+
+    /// The store's objects.
+    pub(crate) fn objects(&self) -> &Objects {
+        self.objects
+    }
+
+    /// Adds an object, unless the store has it.
+    pub(crate) fn put(&self, bytes: &[u8]) -> Result<Digest> {
+        let digest = Digest::of(bytes);
+        if self.has(&digest)? {
+            return Ok(digest);
+        }
+        let pending = if bytes.len() as u64 <= PACK_MAX {
+            Pending::Pack(self.objects.packs.append(&digest, bytes)?)
+        } else {
+            let temporary = self.objects.temporary()?;
+            temporary
+                .file
+                .write_all_at(bytes, 0)
+                .map_err(|error| Error::io("writing", &temporary.path, error))?;
+            Pending::File(temporary, bytes.len() as u64)
+        };
+        self.keep(digest, pending, bytes.len() as u64);
+        Ok(digest)
+    }
+
+    /// Reads all bytes of an object that is in the store or in this batch.
+    pub(crate) fn get(&self, digest: &Digest) -> Result<Vec<u8>> {
+        let length = match self.pending.lock().get(digest) {
+            None => None,
+            Some(Pending::Pack(place)) => Some(place.length),
+            Some(Pending::File(_, length)) => Some(*length),
+        };
+        let Some(length) = length else {
+            return self.objects.get(digest);
+        };
+        let mut bytes = vec![0; length as usize];
+        self.read_at(digest, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `buffer` from byte `offset` of an object that is in the store or in this batch.
+    pub(crate) fn read_at(&self, digest: &Digest, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let place = match self.pending.lock().get(digest) {
+            None => None,
+            Some(Pending::Pack(place)) => Some(*place),
+            Some(Pending::File(temporary, _)) => {
+                return temporary
+                    .file
+                    .read_exact_at(buffer, offset)
+                    .map_err(|error| Error::io("reading", &temporary.path, error));
+            }
+        };
+        match place {
+            Some(place) => self.objects.packs.read_at(place, offset, buffer),
+            None => self.objects.read_at(digest, offset, buffer),
+        }
+    }
+
+    /// Adds `length` bytes of `source`, from byte `offset`, as one object.
+    ///
+    /// Where the disk can reflink and the whole of a large file is wanted, the blocks are shared.
+    /// The hash is taken of what the store then holds, not of the source, so that the two cannot
+    /// differ. [`io::ErrorKind::UnexpectedEof`] if the source is shorter.
+    pub(crate) fn put_file(
+        &self,
+        source: &File,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<Result<Copied>> {
+        if length <= PACK_MAX {
+            let mut bytes = vec![0; length as usize];
+            source.read_exact_at(&mut bytes, offset)?;
+            return Ok(self.put(&bytes).map(|digest| Copied {
+                digest,
+                reflinked: false,
+            }));
+        }
+        let temporary = match self.objects.temporary() {
+            Ok(temporary) => temporary,
+            Err(error) => return Ok(Err(error)),
+        };
+        let reflinked = offset == 0
+            && source.metadata()?.len() == length
+            && rustix::fs::ioctl_ficlone(temporary.file.as_fd(), source.as_fd()).is_ok();
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; COPY_BYTES];
+        let mut done = 0;
+        while done < length {
+            let part = &mut buffer[..COPY_BYTES.min((length - done) as usize)];
+            if reflinked {
+                if let Err(error) = temporary.file.read_exact_at(part, done) {
+                    return Ok(Err(Error::io("reading", &temporary.path, error)));
+                }
+            } else {
+                source.read_exact_at(part, offset + done)?;
+                if let Err(error) = temporary.file.write_all_at(part, done) {
+                    return Ok(Err(Error::io("writing", &temporary.path, error)));
+                }
+            }
+            hasher.update(part);
+            done += part.len() as u64;
+        }
+        let digest = Digest::from(hasher.finalize());
+        Ok(self.has(&digest).map(|known| {
+            if !known {
+                self.keep(
+                    digest,
+                    Pending::File(temporary, length),
+                    if reflinked { 0 } else { length },
+                );
+            }
+            Copied { digest, reflinked }
+        }))
+    }
+
+    /// Makes the objects durable and adds where they lie to `batch`, which makes them findable
+    /// when it commits.
+    pub(crate) fn finish(self, batch: &mut DbBatch) -> Result<()> {
+        let pending = self.pending.into_inner();
+        let mut packs = BTreeSet::new();
+        let mut shards = BTreeSet::new();
+        let mut places = Vec::with_capacity(pending.len());
+        for (digest, item) in pending {
+            let place = match item {
+                Pending::Pack(place) => {
+                    packs.insert(place.pack);
+                    Place::Pack(place)
+                }
+                Pending::File(temporary, length) => {
+                    let path = self.objects.blob_path(&digest);
+                    let shard = path.parent().map(Path::to_path_buf).unwrap_or_default();
+                    fs::create_dir_all(&shard)
+                        .map_err(|error| Error::io("making", &shard, error))?;
+                    temporary
+                        .file
+                        .sync_all()
+                        .map_err(|error| Error::io("syncing", &temporary.path, error))?;
+                    // Over a file of the same name if a crash left one: its bytes are the same.
+                    fs::rename(&temporary.path, &path)
+                        .map_err(|error| Error::io("placing", &path, error))?;
+                    shards.insert(shard);
+                    Place::File { length }
+                }
+            };
+            batch.insert(&self.objects.db.objects, digest.as_bytes(), &place.encode());
+            places.push((digest, place));
+        }
+        for pack in packs {
+            self.objects.packs.sync(pack)?;
+        }
+        for shard in shards
+            .iter()
+            .map(PathBuf::as_path)
+            .chain([self.objects.dir.as_path()])
+        {
+            let file = File::open(shard).map_err(|error| Error::io("opening", shard, error))?;
+            file.sync_all()
+                .map_err(|error| Error::io("syncing", shard, error))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the objects durable and findable.
+    pub(crate) fn commit(self) -> Result<()> {
+        let db = Arc::clone(&self.objects.db);
+        let mut batch = db.batch();
+        self.finish(&mut batch)?;
+        db.commit(batch, Durability::Power)
+    }
+
+    fn has(&self, digest: &Digest) -> Result<bool> {
+        Ok(self.pending.lock().contains_key(digest) || self.objects.contains(digest)?)
+    }
+
+    fn keep(&self, digest: Digest, pending: Pending, bytes: u64) {
+        let mut map = self.pending.lock();
+        // Two threads may have met the same new content: the first one stays.
+        map.entry(digest).or_insert_with(|| {
+            self.added.fetch_add(bytes, Ordering::Relaxed);
+            pending
+        });
+    }
+}

@@ -1,0 +1,111 @@
+//! Deltas: changed paths, with what each was and what it is.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::name::RelPath;
+use crate::node::{Body, Kind, Node};
+
+/// What a session changed against its base, by path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// The changes. A directory that only got other times is among them, so that the layer shows
+    /// them, but is no change by itself.
+    pub changes: BTreeMap<RelPath, Change>,
+}
+
+/// A path at the base and now; `None` means that nothing is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// At the base.
+    pub base: Option<Node>,
+    /// Now.
+    pub mine: Option<Node>,
+}
+
+/// How a path differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ChangeKind {
+    /// It is new.
+    Added,
+    /// Its content, target or device differs.
+    Modified,
+    /// Only mode, owner or extended attributes differ.
+    Metadata,
+    /// It is another type of file.
+    TypeChanged,
+    /// It is gone.
+    Deleted,
+}
+
+impl Delta {
+    /// The paths that really differ, and how.
+    pub fn kinds(&self) -> impl Iterator<Item = (RelPath, ChangeKind)> + '_ {
+        self.changes
+            .iter()
+            .filter_map(|(path, change)| change.kind().map(|kind| (path.clone(), kind)))
+    }
+}
+
+impl Change {
+    /// How the path differs; `None` if it does not, times aside.
+    pub fn kind(&self) -> Option<ChangeKind> {
+        difference(self.base.as_ref(), self.mine.as_ref())
+    }
+
+    /// Whether this is a directory of which only the times differ.
+    pub(crate) fn only_times(&self) -> bool {
+        match (&self.base, &self.mine) {
+            (Some(base), Some(mine)) => {
+                mine.kind() == Kind::Directory
+                    && same(base, mine)
+                    && (base.meta.mtime != mine.meta.mtime || base.meta.ctime != mine.meta.ctime)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// How two versions of a path differ; `None` if they do not, times and inode numbers aside.
+pub(crate) fn difference(old: Option<&Node>, new: Option<&Node>) -> Option<ChangeKind> {
+    match (old, new) {
+        (None, None) => None,
+        (None, Some(_)) => Some(ChangeKind::Added),
+        (Some(_), None) => Some(ChangeKind::Deleted),
+        (Some(old), Some(new)) if old.kind() != new.kind() => Some(ChangeKind::TypeChanged),
+        (Some(old), Some(new)) if !same_body(old, new) => Some(ChangeKind::Modified),
+        (Some(old), Some(new)) if !same_metadata(old, new) => Some(ChangeKind::Metadata),
+        (Some(_), Some(_)) => None,
+    }
+}
+
+/// Whether two versions of a path are the same, times and inode numbers aside.
+pub(crate) fn same(one: &Node, other: &Node) -> bool {
+    one.kind() == other.kind() && same_body(one, other) && same_metadata(one, other)
+}
+
+/// Whether two nodes of one type hold the same. What a directory holds is told by the paths below
+/// it.
+pub(crate) fn same_body(one: &Node, other: &Node) -> bool {
+    match (&one.body, &other.body) {
+        (Body::File(one), Body::File(other)) => {
+            one.digest == other.digest && one.size == other.size
+        }
+        (Body::Directory { .. }, Body::Directory { .. }) => true,
+        (one, other) => one == other,
+    }
+}
+
+/// Whether mode, owner and extended attributes are the same.
+pub(crate) fn same_metadata(one: &Node, other: &Node) -> bool {
+    let key = |node: &Node| {
+        (
+            node.meta.mode,
+            node.meta.uid,
+            node.meta.gid,
+            node.meta.xattrs,
+        )
+    };
+    key(one) == key(other)
+}

@@ -1,0 +1,351 @@
+//! The arena: one sparse file that holds the blocks of all changed content of a session.
+//!
+//! Which blocks are used follows from the state alone, so nothing of it is written down: after a
+//! crash the free blocks are those that no run names. Freed space of 64 KiB and more is given back
+//! to the disk at once; smaller holes are filled again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::FallocateFlags;
+
+use super::BLOCK;
+use crate::error::{Error, Result};
+
+/// Freed runs of at least this many bytes are punched out of the file.
+const PUNCH_BYTES: u64 = 64 << 10;
+
+/// A limit that several uppers share.
+#[derive(Debug)]
+pub struct Budget {
+    limit: AtomicU64,
+    used: AtomicU64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget {
+            limit: AtomicU64::new(u64::MAX),
+            used: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Budget {
+    /// Sets the limit, in bytes; `None` means no limit. What is used already stays.
+    pub fn set_limit(&self, limit: Option<u64>) {
+        self.limit
+            .store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Bytes used.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> Result<()> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(bytes).filter(|sum| *sum <= limit)
+            })
+            .map(|_| ())
+            .map_err(|_| Error::Quota { limit })
+    }
+
+    fn give(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+pub(super) struct Arena {
+    file: File,
+    path: PathBuf,
+    quota: Option<u64>,
+    budget: Arc<Budget>,
+    space: Mutex<Space>,
+}
+
+/// Free blocks below `end`; everything from `end` on was never used.
+struct Space {
+    by_start: BTreeMap<u64, u64>,
+    by_length: BTreeSet<(u64, u64)>,
+    end: u64,
+    used: u64,
+}
+
+impl Arena {
+    /// Opens the arena at `path`, of which `runs` (offset and length) are used.
+    pub(super) fn open(
+        path: &Path,
+        quota: Option<u64>,
+        budget: Arc<Budget>,
+        mut runs: Vec<(u64, u64)>,
+    ) -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(|error| Error::io("opening", path, error))?;
+        runs.sort_unstable();
+        let mut space = Space {
+            by_start: BTreeMap::new(),
+            by_length: BTreeSet::new(),
+            end: 0,
+            used: 0,
+        };
+        for (offset, length) in runs {
+            if offset < space.end {
+                return Err(Error::Corrupt {
+                    what: path.display().to_string(),
+                    detail: format!("byte {offset} is used twice"),
+                });
+            }
+            if offset > space.end {
+                space.add(space.end, offset - space.end);
+            }
+            space.end = offset + length;
+            space.used += length;
+        }
+        // What is in use counts whether or not it would be granted today.
+        budget.used.fetch_add(space.used, Ordering::Relaxed);
+        // Blocks that were written and never referred to, before a crash.
+        let length = file
+            .metadata()
+            .map_err(|error| Error::io("examining", path, error))?
+            .len();
+        if length > space.end {
+            file.set_len(space.end)
+                .map_err(|error| Error::io("cutting", path, error))?;
+        }
+        Ok(Arena {
+            file,
+            path: path.to_path_buf(),
+            quota,
+            budget,
+            space: Mutex::new(space),
+        })
+    }
+
+    /// Takes a run of `length` bytes (whole blocks), at `goal` if that is free. Its content is
+    /// undefined.
+    pub(super) fn take(&self, length: u64, goal: Option<u64>) -> Result<u64> {
+        debug_assert!(length > 0 && length.is_multiple_of(BLOCK));
+        let mut space = self.space.lock();
+        if let Some(limit) = self.quota
+            && space.used + length > limit
+        {
+            return Err(Error::Quota { limit });
+        }
+        self.budget.take(length)?;
+        space.used += length;
+        Ok(space.take(length, goal))
+    }
+
+    /// Gives runs back.
+    pub(super) fn free(&self, runs: &[(u64, u64)]) {
+        if runs.is_empty() {
+            return;
+        }
+        let mut space = self.space.lock();
+        for &(offset, length) in runs {
+            space.used -= length;
+            self.budget.give(length);
+            let (offset, length) = space.give(offset, length);
+            if length >= PUNCH_BYTES {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                // Under the lock, so that nobody has been given the space meanwhile. A disk that
+                // cannot punch keeps the space for the session; nothing depends on it.
+                if let Err(error) = rustix::fs::fallocate(&self.file, flags, offset, length) {
+                    tracing::debug!(path = %self.path.display(), %error, "freed space stays allocated");
+                }
+            }
+        }
+    }
+
+    /// Makes a run read as zeros, and reserves its space on disk.
+    pub(super) fn clear(&self, offset: u64, length: u64) -> Result<()> {
+        match rustix::fs::fallocate(&self.file, FallocateFlags::ZERO_RANGE, offset, length) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                let zeros = vec![0; 64 << 10];
+                let mut done = 0;
+                while done < length {
+                    let part = (length - done).min(zeros.len() as u64);
+                    self.write(offset + done, &zeros[..part as usize])?;
+                    done += part;
+                }
+                Ok(())
+            }
+            Err(error) => Err(Error::io("reserving space in", &self.path, error)),
+        }
+    }
+
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(|error| Error::io("writing", &self.path, error))
+    }
+
+    /// Fills `buffer` from byte `offset`. What was never written reads as zeros.
+    pub(super) fn read(&self, offset: u64, mut buffer: &mut [u8]) -> Result<()> {
+        let mut at = offset;
+        while !buffer.is_empty() {
+            match self.file.read_at(buffer, at) {
+                Ok(0) => {
+                    buffer.fill(0);
+                    return Ok(());
+                }
+                Ok(count) => {
+                    buffer = &mut buffer[count..];
+                    at += count as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io("reading", &self.path, error)),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn sync(&self) -> Result<()> {
+        self.file
+            .sync_data()
+            .map_err(|error| Error::io("syncing", &self.path, error))
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Bytes in use.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.space.lock().used
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        self.budget.give(self.space.get_mut().used);
+    }
+}
+
+impl Space {
+    fn take(&mut self, length: u64, goal: Option<u64>) -> u64 {
+        if let Some(goal) = goal {
+            if goal == self.end {
+                self.end += length;
+                return goal;
+            }
+            if let Some(&free) = self.by_start.get(&goal)
+                && free >= length
+            {
+                self.split(goal, free, length);
+                return goal;
+            }
+        }
+        // Best fit, so that large runs stay whole.
+        if let Some(&(free, start)) = self.by_length.range((length, 0)..).next() {
+            self.split(start, free, length);
+            return start;
+        }
+        self.end += length;
+        self.end - length
+    }
+
+    fn split(&mut self, start: u64, free: u64, length: u64) {
+        self.by_start.remove(&start);
+        self.by_length.remove(&(free, start));
+        if free > length {
+            self.add(start + length, free - length);
+        }
+    }
+
+    fn add(&mut self, start: u64, length: u64) {
+        self.by_start.insert(start, length);
+        self.by_length.insert((length, start));
+    }
+
+    /// Adds a free run, joined with its neighbours; returns what it became.
+    fn give(&mut self, mut start: u64, mut length: u64) -> (u64, u64) {
+        if let Some((&before, &before_length)) = self.by_start.range(..start).next_back()
+            && before + before_length == start
+        {
+            self.by_start.remove(&before);
+            self.by_length.remove(&(before_length, before));
+            (start, length) = (before, before_length + length);
+        }
+        if let Some(&after_length) = self.by_start.get(&(start + length)) {
+            self.by_start.remove(&(start + length));
+            self.by_length.remove(&(after_length, start + length));
+            length += after_length;
+        }
+        self.add(start, length);
+        (start, length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn space_is_given_out_once_and_taken_back_whole(
+            steps in proptest::collection::vec((any::<bool>(), 1u64..9, any::<prop::sample::Index>()), 1..80)
+        ) {
+            let mut space = Space { by_start: BTreeMap::new(), by_length: BTreeSet::new(), end: 0, used: 0 };
+            let mut taken: Vec<(u64, u64)> = Vec::new();
+            for (take, blocks, pick) in steps {
+                if take || taken.is_empty() {
+                    let goal = taken.last().map(|(start, length)| start + length);
+                    let length = blocks * BLOCK;
+                    let start = space.take(length, goal);
+                    for &(other, other_length) in &taken {
+                        prop_assert!(start + length <= other || other + other_length <= start, "overlap");
+                    }
+                    taken.push((start, length));
+                } else {
+                    let (start, length) = taken.swap_remove(pick.index(taken.len()));
+                    space.give(start, length);
+                }
+                let free: u64 = space.by_start.values().sum();
+                let used: u64 = taken.iter().map(|(_, length)| length).sum();
+                prop_assert_eq!(free + used, space.end);
+                prop_assert_eq!(space.by_start.len(), space.by_length.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_quota_and_a_shared_budget_both_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = Arc::new(Budget::default());
+        budget.set_limit(Some(3 * BLOCK));
+        let one = Arena::open(
+            &dir.path().join("one"),
+            Some(2 * BLOCK),
+            Arc::clone(&budget),
+            vec![],
+        )
+        .unwrap();
+        let two = Arena::open(&dir.path().join("two"), None, Arc::clone(&budget), vec![]).unwrap();
+        let first = one.take(2 * BLOCK, None).unwrap();
+        assert!(matches!(one.take(BLOCK, None), Err(Error::Quota { limit }) if limit == 2 * BLOCK));
+        two.take(BLOCK, None).unwrap();
+        assert!(matches!(two.take(BLOCK, None), Err(Error::Quota { limit }) if limit == 3 * BLOCK));
+        one.free(&[(first, 2 * BLOCK)]);
+        two.take(2 * BLOCK, None).unwrap();
+        drop(two);
+        assert_eq!(budget.used(), 0);
+    }
+}

@@ -1,0 +1,261 @@
+//! Uppers: the private copy-on-write changes of one session, durable.
+//!
+//! An upper is a set of changed inodes and directory entries over a layer ([`State`]), kept in
+//! memory, in a journal, and, for content, in one sparse *arena* file:
+//!
+//! - `journal`: every change, in the order it was acknowledged ([`Record`]). It reaches the kernel
+//!   before the change is acknowledged, so a killed process loses nothing; [`Upper::sync`] makes it
+//!   durable against power loss.
+//! - `arena`: the blocks of changed content. One descriptor and no file creation, however many
+//!   files a session writes.
+//!
+//! A change is one [`Transaction`]: it keeps others from changing the state while it collects
+//! records, and commits them to the journal and then to the state, or, if the journal refuses, to
+//! neither.
+//!
+//! Locks, in order: an inode's data lock (by stripe, two in stripe order), the state, the journal,
+//! the arena's allocator. The state is never locked for writing while content is read or written.
+//!
+//! It knows no rule of POSIX: what may be done is decided by the filesystem above.
+
+mod arena;
+mod capture;
+mod data;
+mod extents;
+mod journal;
+mod state;
+mod view;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard};
+
+pub use arena::Budget;
+pub use data::Seek;
+pub use extents::{Extents, Place, Run};
+pub use state::{Attrs, Entry, FileBody, Inode, InodeBody, NewBody, Record, Slot, State};
+pub use view::{Attributes, ListedEntry};
+
+use crate::error::{Error, Result};
+use crate::lease::{INO_BLOCK, Lease, LeaseRecord};
+use crate::lower::Lower;
+use crate::node::Ino;
+use crate::stack::Stack;
+use crate::store::Store;
+use arena::Arena;
+use journal::Journal;
+
+/// Content is copied up, and arena space given out, in blocks of this many bytes: a page.
+pub const BLOCK: u64 = 4096;
+
+/// Stripes of the data lock: inodes that share one wait for each other now and then.
+const DATA_STRIPES: usize = 64;
+
+/// The private changes of one session.
+pub struct Upper {
+    stack: Stack,
+    lease: LeaseRecord,
+    lower: Arc<Lower>,
+    dir: PathBuf,
+    state: RwLock<State>,
+    arena: Arena,
+    journal: Mutex<Journal>,
+    /// Held for writing around every change of an inode's content, for reading around every read.
+    data: [RwLock<()>; DATA_STRIPES],
+    inos: Mutex<InoBlock>,
+}
+
+/// Inode numbers that are reserved and not given out.
+struct InoBlock {
+    next: Ino,
+    end: Ino,
+}
+
+impl std::fmt::Debug for Upper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upper")
+            .field("lease", &self.lease.id)
+            .finish()
+    }
+}
+
+impl Store {
+    /// Opens the upper of a lease, making it if it is new. One at a time may be open.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if its journal is damaged, [`Error::Io`], or as reading an object.
+    pub fn open_upper(&self, lease: &Lease) -> Result<Upper> {
+        let record = lease.record().clone();
+        let stack = self.stack(record.stack)?;
+        let dir = self.upper_dir(record.id);
+        fs::create_dir_all(&dir).map_err(|error| Error::io("making", &dir, error))?;
+        let (journal, state) = Journal::open(&dir)?;
+        let arena = Arena::open(
+            &dir.join("arena"),
+            record.quota,
+            Arc::clone(stack.budget()),
+            state.arena_runs(),
+        )?;
+        // Numbers up to the largest that the journal knows may have been given out.
+        let next = record.first_ino.max(state.largest_ino() + 1);
+        let end = (record.first_ino + INO_BLOCK).max(next);
+        Ok(Upper {
+            lower: self.lower(&record.base_root)?,
+            stack,
+            lease: record,
+            dir,
+            state: RwLock::new(state),
+            arena,
+            journal: Mutex::new(journal),
+            data: [const { RwLock::new(()) }; DATA_STRIPES],
+            inos: Mutex::new(InoBlock { next, end }),
+        })
+    }
+}
+
+impl Upper {
+    /// The lease that this is the upper of.
+    pub fn lease(&self) -> &LeaseRecord {
+        &self.lease
+    }
+
+    /// The stack that it will be published to.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    /// The layer below.
+    pub fn lower(&self) -> &Arc<Lower> {
+        &self.lower
+    }
+
+    /// The state, for reading. No change is committed while it is held.
+    pub fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read()
+    }
+
+    /// Begins a change. No other change begins until it is committed or dropped.
+    pub fn begin(&self) -> Transaction<'_> {
+        Transaction {
+            upper: self,
+            state: self.state.upgradable_read(),
+            records: Vec::new(),
+        }
+    }
+
+    /// A number for a new inode, never given before in the stack.
+    ///
+    /// # Errors
+    /// [`Error::Database`] when a further block of numbers cannot be reserved.
+    pub fn new_ino(&self) -> Result<Ino> {
+        let mut block = self.inos.lock();
+        if block.next == block.end {
+            block.next = self.stack.store().reserve_inos(self.lease.stack)?;
+            block.end = block.next + INO_BLOCK;
+        }
+        block.next += 1;
+        Ok(block.next - 1)
+    }
+
+    /// Bytes of content on disk.
+    pub fn content_bytes(&self) -> u64 {
+        self.arena.used_bytes()
+    }
+
+    /// Most bytes of content; `None` means no limit.
+    pub fn quota(&self) -> Option<u64> {
+        self.lease.quota
+    }
+
+    /// The directory it lies in.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Makes everything that was acknowledged durable against power loss.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Database`].
+    pub fn sync(&self) -> Result<()> {
+        // Content before what refers to it. The lease first of all, or it would be the content of
+        // nothing.
+        self.stack.store().persist()?;
+        self.arena.sync()?;
+        let journal = self.journal.lock().file();
+        journal
+            .sync_data()
+            .map_err(|error| Error::io("syncing", &self.dir.join("journal"), error))
+    }
+
+    fn data_lock(&self, ino: Ino) -> &RwLock<()> {
+        &self.data[stripe(ino)]
+    }
+}
+
+fn stripe(ino: Ino) -> usize {
+    (ino % DATA_STRIPES as u64) as usize
+}
+
+/// A change under way: records that are committed together.
+pub struct Transaction<'a> {
+    upper: &'a Upper,
+    state: RwLockUpgradableReadGuard<'a, State>,
+    records: Vec<Record>,
+}
+
+impl std::fmt::Debug for Transaction<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transaction")
+            .field("records", &self.records)
+            .finish()
+    }
+}
+
+impl Transaction<'_> {
+    /// The state before the change.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Adds a record.
+    pub fn push(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
+    /// Commits the records; all or none.
+    ///
+    /// # Errors
+    /// [`Error::Io`], a full disk among them: then nothing has changed.
+    pub fn commit(self) -> Result<()> {
+        if self.records.is_empty() {
+            return Ok(());
+        }
+        let mut state = RwLockUpgradableReadGuard::upgrade(self.state);
+        let mut journal = self.upper.journal.lock();
+        journal.append(&self.records)?;
+        let mut freed = Vec::new();
+        for record in self.records {
+            state.apply(record, &mut freed);
+        }
+        journal.checkpoint_if_due(&state);
+        drop(journal);
+        self.upper.arena.free(&freed);
+        Ok(())
+    }
+}
+
+/// Bytes on disk of the upper in `dir`, open or not; 0 if it is not there.
+pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for name in ["arena", "journal"] {
+        match fs::metadata(dir.join(name)) {
+            Ok(metadata) => bytes += metadata.blocks() * 512,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io("examining", &dir.join(name), error)),
+        }
+    }
+    Ok(bytes)
+}
