@@ -1,1 +1,37 @@
-//! Placeholder.
+//! Leases and uppers served as POSIX trees, over FUSE or without a mount, with every access
+//! recorded.
+//!
+//! [`Tree`] is the filesystem: what may be done, what the errors are, which times move. It knows no
+//! FUSE type and runs without a mount; model tests, the embedder's own file operations and the
+//! adapter all call the same functions. [`View`] serves a tree to the kernel; the adapter between
+//! the two decodes, calls, replies, and decides nothing. [`Recorder`] keeps who did what.
+//!
+//! It runs no process but `fusermount3`, opens no path inside a view (that would wait for itself), prints
+//! nothing and never reads the environment.
+//!
+//! Invariants:
+//! - Inode numbers are the layer's and the stack's: they survive copy-up, forget, remount and
+//!   restart, and are never reused while a view lives.
+//! - The tree is the only one that changes a view, so the kernel may keep what it was told for
+//!   ever; what the embedder changes behind the kernel's back is notified from a thread that serves
+//!   no request.
+//! - One place turns an error into an errno ([`Error::errno`]), and a panic in a handler is `EIO`
+//!   for that request alone.
+
+mod adapter;
+mod error;
+mod files;
+mod mount;
+mod notify;
+mod profile;
+mod record;
+mod tree;
+mod view;
+
+pub use error::{Error, Result};
+pub use files::{DirectoryItem, FileInfo, Files, Written};
+pub use mount::{MountOptions, Mounted, detached, mount_at, unmount, with_fusermount};
+pub use profile::{Profile, TraceMode};
+pub use record::{Commands, Recorder};
+pub use tree::{Caller, NewNode, RenameMode, SetAttributes, SetTime, Space, Tree, XattrMode};
+pub use view::{SlowPool, View, ViewOptions};

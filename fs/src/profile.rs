@@ -1,0 +1,125 @@
+//! Profiles: what a session's record is to hold decides how the kernel is spoken to, and nothing
+//! else does, so that no shortcut can make the record lie.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What is recorded of file accesses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TraceMode {
+    /// Nothing; counters only.
+    Off,
+    /// First reads, look-ups, listings and every change, exact for the session as a whole.
+    Session,
+    /// Also every open, exact for each command.
+    #[default]
+    Files,
+    /// Every read and write call.
+    Exact,
+}
+
+impl TraceMode {
+    /// Every mode.
+    pub const ALL: [TraceMode; 4] = [
+        TraceMode::Off,
+        TraceMode::Session,
+        TraceMode::Files,
+        TraceMode::Exact,
+    ];
+
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TraceMode::Off => "off",
+            TraceMode::Session => "session",
+            TraceMode::Files => "files",
+            TraceMode::Exact => "exact",
+        }
+    }
+
+    /// What a record of this mode holds, and what it cannot see.
+    pub fn statement(self) -> &'static str {
+        match self {
+            TraceMode::Off => "off: accesses are not recorded.",
+            TraceMode::Session => {
+                "session: every change with its process, and the first look-up, listing and read of each path in the \
+                 session; what the kernel answers from its caches afterwards is not seen, so a later reader of the \
+                 same path is not named."
+            }
+            TraceMode::Files => {
+                "files: every open for reading, writing and execution and every change, with its command and \
+                 process; reads are counted when they reach the daemon, so repeated reads from the page cache and \
+                 loads through a mapping after the first are part of their open; repeated look-ups are not seen."
+            }
+            TraceMode::Exact => {
+                "exact: every open, read and write call and every change, with its command and process; loads \
+                 through a mapping are seen at first touch; repeated look-ups are not seen."
+            }
+        }
+    }
+}
+
+impl fmt::Display for TraceMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for TraceMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        TraceMode::ALL
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| {
+                format!("no trace mode is called {text:?}; use off, session, files or exact")
+            })
+    }
+}
+
+/// How the kernel is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// The kernel opens and closes files without asking. Fastest; no open is seen.
+    pub open_without_message: bool,
+    /// Reads and writes go to the daemon as they are made, past the page cache.
+    pub direct_io: bool,
+}
+
+impl From<TraceMode> for Profile {
+    fn from(mode: TraceMode) -> Self {
+        match mode {
+            TraceMode::Off | TraceMode::Session => Profile {
+                open_without_message: true,
+                direct_io: false,
+            },
+            TraceMode::Files => Profile {
+                open_without_message: false,
+                direct_io: false,
+            },
+            TraceMode::Exact => Profile {
+                open_without_message: false,
+                direct_io: true,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_profile_hides_what_its_mode_records() {
+        for mode in TraceMode::ALL {
+            let profile = Profile::from(mode);
+            assert_eq!(mode.as_str().parse(), Ok(mode));
+            assert!(mode.statement().starts_with(mode.as_str()));
+            if matches!(mode, TraceMode::Files | TraceMode::Exact) {
+                assert!(!profile.open_without_message, "{mode} records opens");
+            }
+            assert_eq!(profile.direct_io, mode == TraceMode::Exact, "{mode}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The recorder: folds accesses in memory and hands them to the store's access log.
+//!
+//! A handler notes an access in one step: find the actor, find the path, add to a row. Rows are
+//! folded by path, kind and process until a thread of the recorder appends them to the log, several
+//! times a second. When more rows wait than the bound allows, whoever notes the next one waits for
+//! the log: the record is complete, or says where it is not.
+//!
+//! Which command a process belongs to follows from its mount namespace: each command has one of its
+//! own, which no process of it can leave, and every child inherits it, however it was forked. The
+//! embedder says which namespace is which command ([`Commands`]), at the latest when it knows that
+//! the command runs; the recorder asks when it writes.
+
+mod path;
+mod process;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use rustc_hash::FxHashMap;
+use sandstack_store::{
+    AccessKind, AccessRow, Actor, Attributes, Ino, Kind, Name, RelPath, Result, Upper,
+};
+
+use crate::profile::TraceMode;
+use crate::tree::Tree;
+use path::Paths;
+use process::Processes;
+
+/// How long rows are folded before they are written.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+/// Rows that may wait to be written. At about 200 bytes each a session holds 13 MB at most.
+const MAX_WAITING: usize = 64 << 10;
+
+/// Which mount namespace (by inode number) is which command. Shared by whoever starts commands and
+/// the recorder.
+#[derive(Debug, Default)]
+pub struct Commands(RwLock<FxHashMap<u64, Arc<str>>>);
+
+impl Commands {
+    /// Says that the processes of mount namespace `namespace` are those of `command`.
+    pub fn register(&self, namespace: u64, command: &str) {
+        self.0.write().insert(namespace, command.into());
+    }
+
+    fn command(&self, namespace: u64) -> Option<Arc<str>> {
+        self.0.read().get(&namespace).cloned()
+    }
+}
+
+/// Who an access is noted for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Process {
+    /// 0 for the embedder itself.
+    pid: u32,
+    /// 0 if it is not known.
+    namespace: u64,
+    program: Option<Arc<[u8]>>,
+}
+
+type Key = (Arc<RelPath>, AccessKind, Arc<Process>);
+
+#[derive(Default)]
+struct Waiting {
+    rows: HashMap<Key, Counts>,
+    /// Set when the recorder ends.
+    ended: bool,
+    /// Why the log refuses, since when it does.
+    failed: Option<String>,
+}
+
+#[derive(Clone, Copy)]
+struct Counts {
+    count: u64,
+    bytes: u64,
+    first_unix_ms: u64,
+    last_unix_ms: u64,
+}
+
+/// Notes the accesses of one session.
+pub struct Recorder {
+    upper: Arc<Upper>,
+    session: Arc<str>,
+    mode: TraceMode,
+    commands: Arc<Commands>,
+    waiting: Mutex<Waiting>,
+    /// Signalled when rows have been taken to be written, and when the recorder ends.
+    changed: Condvar,
+    paths: Mutex<Paths>,
+    processes: Processes,
+    embedder: Arc<Process>,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder")
+            .field("session", &self.session)
+            .field("mode", &self.mode)
+            .finish()
+    }
+}
+
+impl Recorder {
+    /// Begins the record of a session and starts the thread that writes it. The thread ends with
+    /// [`Recorder::end`].
+    ///
+    /// # Errors
+    /// As the access log's.
+    pub fn begin(
+        upper: Arc<Upper>,
+        session: &str,
+        mode: TraceMode,
+        commands: Arc<Commands>,
+    ) -> Result<Arc<Recorder>> {
+        let recorder = Arc::new(Recorder {
+            session: session.into(),
+            mode,
+            commands,
+            waiting: Mutex::default(),
+            changed: Condvar::new(),
+            paths: Mutex::default(),
+            processes: Processes::default(),
+            embedder: Arc::new(Process {
+                pid: 0,
+                namespace: 0,
+                program: None,
+            }),
+            upper,
+        });
+        if mode == TraceMode::Off {
+            return Ok(recorder);
+        }
+        let lease = recorder.upper.lease();
+        let log = recorder.upper.stack().store().access_log();
+        log.begin(lease.stack, lease.id, session, mode.as_str(), now_unix_ms())?;
+        let writer = Arc::clone(&recorder);
+        let spawned = std::thread::Builder::new()
+            .name("fs-recorder".to_owned())
+            .spawn(move || writer.write_loop());
+        spawned.map_err(|source| sandstack_store::Error::Io {
+            action: "starting",
+            path: "the recorder's thread".into(),
+            source,
+        })?;
+        Ok(recorder)
+    }
+
+    /// What is recorded.
+    pub fn mode(&self) -> TraceMode {
+        self.mode
+    }
+
+    /// Writes what waits, now.
+    ///
+    /// # Errors
+    /// As the access log's; the rows are lost then, and the time since the last frame is a gap.
+    pub fn flush(&self) -> Result<()> {
+        let rows = std::mem::take(&mut self.waiting.lock().rows);
+        self.changed.notify_all();
+        self.write(rows)
+    }
+
+    /// Ends the record in order.
+    ///
+    /// # Errors
+    /// As [`Recorder::flush`].
+    pub fn end(&self) -> Result<()> {
+        if self.mode == TraceMode::Off {
+            return Ok(());
+        }
+        let failed = {
+            let mut waiting = self.waiting.lock();
+            waiting.ended = true;
+            waiting.failed.take()
+        };
+        self.flush()?;
+        if failed.is_some() {
+            // Rows were lost: left open, the record shows the gap.
+            return Ok(());
+        }
+        let lease = self.upper.lease();
+        self.upper
+            .stack()
+            .store()
+            .access_log()
+            .end(lease.stack, lease.id, now_unix_ms())
+    }
+
+    /// Notes an access of an entry.
+    pub(crate) fn entry(&self, pid: u32, parent: Ino, name: &[u8], kind: AccessKind, bytes: u64) {
+        if self.mode == TraceMode::Off {
+            return;
+        }
+        let Ok(name) = Name::new(name) else { return };
+        let path = self.paths.lock().entry(&self.upper, parent, &name);
+        self.note(pid, path, kind, bytes);
+    }
+
+    /// Notes an access of an inode.
+    pub(crate) fn inode(&self, pid: u32, ino: Ino, kind: AccessKind, bytes: u64) {
+        if self.mode == TraceMode::Off {
+            return;
+        }
+        let path = self.paths.lock().inode(&self.upper, ino);
+        self.note(pid, path, kind, bytes);
+    }
+
+    /// Says that `ino` is found as `name` in `parent`, so that accesses by number find its path.
+    pub(crate) fn named(&self, ino: Ino, parent: Ino, name: &[u8]) {
+        if self.mode != TraceMode::Off
+            && let Ok(name) = Name::new(name)
+        {
+            self.paths.lock().named(ino, parent, name);
+        }
+    }
+
+    /// Like [`Recorder::named`], if the session changed where the inode is found.
+    pub(crate) fn named_if_changed(
+        &self,
+        tree: &Tree,
+        found: &Attributes,
+        parent: Ino,
+        name: &[u8],
+    ) {
+        let changed =
+            self.mode != TraceMode::Off && tree.upper().state().slot(parent, name).is_some();
+        if changed && found.kind != Kind::Directory {
+            self.named(found.ino, parent, name);
+        }
+    }
+
+    /// Notes a rename that was done.
+    pub(crate) fn renamed(
+        &self,
+        tree: &Tree,
+        pid: u32,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        exchanged: bool,
+    ) {
+        if self.mode == TraceMode::Off {
+            return;
+        }
+        self.entry(pid, parent, name, AccessKind::RenameFrom, 0);
+        self.directories_moved();
+        self.entry(pid, new_parent, new_name, AccessKind::RenameTo, 0);
+        let sides = [(new_parent, new_name), (parent, name)];
+        for (parent, name) in sides.into_iter().take(if exchanged { 2 } else { 1 }) {
+            if let Ok(found) = tree.lookup(parent, name) {
+                self.named_if_changed(tree, &found, parent, name);
+            }
+        }
+    }
+
+    /// Says that a directory was moved or removed: paths below it are others now.
+    pub(crate) fn directories_moved(&self) {
+        if self.mode != TraceMode::Off {
+            self.paths.lock().directories_moved();
+        }
+    }
+
+    /// Says that a process has become another program.
+    pub(crate) fn executed(&self, pid: u32) {
+        self.processes.forget(pid);
+    }
+
+    fn note(&self, pid: u32, path: Arc<RelPath>, kind: AccessKind, bytes: u64) {
+        let process = if pid == 0 {
+            Arc::clone(&self.embedder)
+        } else {
+            self.processes.find(pid)
+        };
+        let now = now_unix_ms();
+        let mut waiting = self.waiting.lock();
+        // Back-pressure: nothing is dropped while the log can take it.
+        while waiting.rows.len() >= MAX_WAITING && !waiting.ended && waiting.failed.is_none() {
+            self.changed.wait(&mut waiting);
+        }
+        waiting
+            .rows
+            .entry((path, kind, process))
+            .and_modify(|counts| {
+                counts.count += 1;
+                counts.bytes += bytes;
+                counts.last_unix_ms = now;
+            })
+            .or_insert(Counts {
+                count: 1,
+                bytes,
+                first_unix_ms: now,
+                last_unix_ms: now,
+            });
+    }
+
+    fn write_loop(&self) {
+        let mut waiting = self.waiting.lock();
+        while !waiting.ended {
+            self.changed.wait_for(&mut waiting, FLUSH_INTERVAL);
+            if waiting.rows.is_empty() {
+                // Nothing happens: sleep until something does, at no cost.
+                while waiting.rows.is_empty() && !waiting.ended {
+                    self.changed.wait_for(&mut waiting, FLUSH_INTERVAL * 10);
+                }
+                continue;
+            }
+            let rows = std::mem::take(&mut waiting.rows);
+            drop(waiting);
+            self.changed.notify_all();
+            let result = self.write(rows);
+            waiting = self.waiting.lock();
+            if let Err(error) = result {
+                tracing::error!(session = %self.session, %error, "access records were lost");
+                waiting.failed.get_or_insert_with(|| error.to_string());
+            }
+        }
+    }
+
+    fn write(&self, rows: HashMap<Key, Counts>) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut actors: HashMap<Arc<Process>, Arc<Actor>> = HashMap::new();
+        let rows: Vec<AccessRow> = rows
+            .into_iter()
+            .map(|((path, kind, process), counts)| AccessRow {
+                session: Arc::clone(&self.session),
+                path: RelPath::clone(&path),
+                kind,
+                actor: Arc::clone(
+                    actors
+                        .entry(process)
+                        .or_insert_with_key(|process| Arc::new(self.actor(process))),
+                ),
+                count: counts.count,
+                bytes: counts.bytes,
+                first_unix_ms: counts.first_unix_ms,
+                last_unix_ms: counts.last_unix_ms,
+            })
+            .collect();
+        let lease = self.upper.lease();
+        self.upper
+            .stack()
+            .store()
+            .access_log()
+            .append(lease.stack, lease.id, &rows, now_unix_ms())
+    }
+
+    fn actor(&self, process: &Process) -> Actor {
+        Actor {
+            command: self
+                .commands
+                .command(process.namespace)
+                .map(|command| command.to_string()),
+            pid: (process.pid != 0).then_some(process.pid),
+            program: process.program.as_ref().map(|program| program.to_vec()),
+        }
+    }
+}
+
+fn now_unix_ms() -> u64 {
+    // A clock before 1970 shows as 1970.
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
+}

@@ -1,0 +1,146 @@
+//! Changing attributes.
+
+use sandstack_store::{Attributes, Attrs, Ino, Kind, Record, Timestamp};
+
+use super::{Caller, MAX_FILE, Tree};
+use crate::error::{Error, Result};
+
+/// A time to be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The present one.
+    Now,
+    /// This one.
+    At(Timestamp),
+}
+
+/// Attributes to be set; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttributes {
+    /// Permission bits, all twelve.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Bytes of a file.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+}
+
+impl Tree {
+    /// Sets attributes.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::IsDirectory`] or [`Error::Invalid`] for the size of something
+    /// that is no file; [`Error::FileTooLarge`]; [`Error::Store`].
+    pub fn set_attributes(
+        &self,
+        caller: Caller,
+        ino: Ino,
+        set: SetAttributes,
+    ) -> Result<Attributes> {
+        if let Some(size) = set.size {
+            self.set_size(caller, ino, size)?;
+        }
+        let rest = SetAttributes { size: None, ..set };
+        let only_size = set.size.is_some() && rest == SetAttributes::default();
+        if !only_size {
+            self.set_rest(ino, rest)?;
+        }
+        self.attributes(ino)
+    }
+
+    fn set_size(&self, caller: Caller, ino: Ino, size: u64) -> Result<()> {
+        match self.attributes(ino)?.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(Error::IsDirectory),
+            _ => return Err(Error::Invalid),
+        }
+        if size > MAX_FILE {
+            return Err(Error::FileTooLarge);
+        }
+        self.drop_capability(ino)?;
+        let now = Timestamp::now();
+        // The kernel asks for set-id bits to go when the caller lacks CAP_FSETID; the request does
+        // not say so, and who has it is root.
+        let keeps_setid = caller.uid == 0;
+        self.upper.set_size(ino, size, |attrs| {
+            let mode = if keeps_setid {
+                attrs.mode
+            } else {
+                without_setid(attrs.mode)
+            };
+            Attrs {
+                mode,
+                mtime: now,
+                ctime: now,
+                ..attrs
+            }
+        })?;
+        Ok(())
+    }
+
+    fn set_rest(&self, ino: Ino, set: SetAttributes) -> Result<()> {
+        let chowns = set.uid.is_some() || set.gid.is_some();
+        if chowns {
+            self.drop_capability(ino)?;
+        }
+        let mut change = self.upper.begin();
+        let old = self.attributes_in(change.state(), ino)?;
+        let mut attrs = Attrs::from(&old);
+        let now = Timestamp::now();
+        if let Some(mode) = set.mode {
+            attrs.mode = mode & 0o7777;
+        } else if chowns && old.kind == Kind::File {
+            attrs.mode = without_setid(attrs.mode);
+        }
+        attrs.uid = set.uid.unwrap_or(attrs.uid);
+        attrs.gid = set.gid.unwrap_or(attrs.gid);
+        let time = |set: Option<SetTime>, old: Timestamp| match set {
+            None => old,
+            Some(SetTime::Now) => now,
+            Some(SetTime::At(time)) => time,
+        };
+        attrs.atime = time(set.atime, attrs.atime);
+        attrs.mtime = time(set.mtime, attrs.mtime);
+        attrs.ctime = now;
+        self.push_attrs(&mut change, ino, attrs)?;
+        Ok(change.commit()?)
+    }
+
+    /// Removes `security.capability`, as every change of content or owner does.
+    pub(super) fn drop_capability(&self, ino: Ino) -> Result<()> {
+        const CAPABILITY: &[u8] = b"security.capability";
+        // Files with any extended attribute are few: this is a look at a digest in memory.
+        let xattrs = self.upper.xattrs(&self.upper.state(), ino)?;
+        if !xattrs.contains_key(CAPABILITY) {
+            return Ok(());
+        }
+        let mut change = self.upper.begin();
+        let mut xattrs = self.upper.xattrs(change.state(), ino)?;
+        xattrs.remove(CAPABILITY);
+        if let Some(record) = self.upper.copy_up(change.state(), ino)? {
+            change.push(record);
+        }
+        change.push(Record::Xattrs { ino, xattrs });
+        Ok(change.commit()?)
+    }
+}
+
+/// `mode` without set-uid, and without set-gid where the group may execute (without that the bit
+/// means mandatory locking, and stays).
+pub(super) fn without_setid(mode: u16) -> u16 {
+    const SETUID: u16 = libc::S_ISUID as u16;
+    const SETGID: u16 = libc::S_ISGID as u16;
+    const GROUP_EXECUTE: u16 = libc::S_IXGRP as u16;
+    let mode = mode & !SETUID;
+    if mode & GROUP_EXECUTE != 0 {
+        mode & !SETGID
+    } else {
+        mode
+    }
+}

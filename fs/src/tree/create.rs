@@ -1,0 +1,215 @@
+//! Making files, directories, symlinks, special files and hard links.
+
+use sandstack_store::{
+    Attributes, Attrs, Entry, Ino, Kind, Name, NewBody, Record, Slot, Timestamp, Transaction,
+};
+
+use super::{Caller, MAX_LINKS, Tree, new_name};
+use crate::error::{Error, Result};
+
+/// Longest target of a symlink, in bytes (the kernel's `PATH_MAX` less its NUL).
+const MAX_TARGET: usize = 4095;
+
+/// What is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewNode {
+    /// An empty file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link to this target.
+    Symlink(Vec<u8>),
+    /// A named pipe.
+    Fifo,
+    /// A unix-domain socket's name.
+    Socket,
+    /// A character device with this number.
+    CharDevice(u64),
+    /// A block device with this number.
+    BlockDevice(u64),
+}
+
+impl NewNode {
+    fn kind(&self) -> Kind {
+        match self {
+            NewNode::File => Kind::File,
+            NewNode::Directory => Kind::Directory,
+            NewNode::Symlink(_) => Kind::Symlink,
+            NewNode::Fifo => Kind::Fifo,
+            NewNode::Socket => Kind::Socket,
+            NewNode::CharDevice(_) => Kind::CharDevice,
+            NewNode::BlockDevice(_) => Kind::BlockDevice,
+        }
+    }
+}
+
+impl From<NewNode> for NewBody {
+    fn from(node: NewNode) -> Self {
+        match node {
+            NewNode::File => NewBody::Empty,
+            NewNode::Directory => NewBody::Directory,
+            NewNode::Symlink(target) => NewBody::Symlink(target.into()),
+            NewNode::Fifo => NewBody::Fifo,
+            NewNode::Socket => NewBody::Socket,
+            NewNode::CharDevice(number) => NewBody::CharDevice(number),
+            NewNode::BlockDevice(number) => NewBody::BlockDevice(number),
+        }
+    }
+}
+
+impl Tree {
+    /// Makes a node called `name` in `parent`. `mode` has the umask taken off already.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NotFound`] if the directory is gone, [`Error::NotDirectory`],
+    /// [`Error::NameTooLong`], [`Error::Store`]. An empty symlink target is [`Error::NotFound`], as in
+    /// Linux.
+    pub fn create(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u16,
+        node: NewNode,
+    ) -> Result<Attributes> {
+        let name = new_name(name)?;
+        if let NewNode::Symlink(target) = &node {
+            match target.len() {
+                0 => return Err(Error::NotFound),
+                length if length > MAX_TARGET => return Err(Error::NameTooLong),
+                _ => {}
+            }
+        }
+        let ino = self.upper.new_ino()?;
+        let mut change = self.upper.begin();
+        let directory = self.directory(change.state(), parent)?;
+        if self
+            .upper
+            .lookup(change.state(), parent, name.as_bytes())?
+            .is_some()
+        {
+            return Err(Error::Exists);
+        }
+        let now = Timestamp::now();
+        let kind = node.kind();
+        let is_directory = kind == Kind::Directory;
+        let inherits_group = directory.mode & libc::S_ISGID as u16 != 0;
+        let mut mode = if kind == Kind::Symlink {
+            0o777
+        } else {
+            mode & 0o7777
+        };
+        if inherits_group && is_directory {
+            mode |= libc::S_ISGID as u16;
+        }
+        let attrs = Attrs {
+            mode,
+            uid: caller.uid,
+            gid: if inherits_group {
+                directory.gid
+            } else {
+                caller.gid
+            },
+            nlink: if is_directory { 2 } else { 1 },
+            atime: now,
+            mtime: now,
+            ctime: now,
+        };
+        let rdev = match node {
+            NewNode::CharDevice(number) | NewNode::BlockDevice(number) => number,
+            _ => 0,
+        };
+        let size = match &node {
+            NewNode::Symlink(target) => target.len() as u64,
+            NewNode::Directory => 4096,
+            _ => 0,
+        };
+        change.push(Record::Inode {
+            ino,
+            attrs,
+            in_lower: false,
+            body: node.into(),
+        });
+        push_entry(&mut change, parent, name, ino, kind);
+        self.push_directory_change(&mut change, &directory, i32::from(is_directory), now)?;
+        change.commit()?;
+        Ok(Attributes {
+            ino,
+            kind,
+            mode,
+            uid: attrs.uid,
+            gid: attrs.gid,
+            nlink: attrs.nlink,
+            size,
+            stored: 0,
+            rdev,
+            atime: now,
+            mtime: now,
+            ctime: now,
+        })
+    }
+
+    /// Gives inode `ino` a further name.
+    ///
+    /// # Errors
+    /// [`Error::Exists`]; [`Error::NotFound`] if the inode has no name any more or the directory is
+    /// gone; [`Error::NotPermitted`] for a directory; [`Error::TooManyLinks`]; [`Error::Store`].
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attributes> {
+        let name = new_name(name)?;
+        let mut change = self.upper.begin();
+        let directory = self.directory(change.state(), parent)?;
+        let mut found = self.attributes_in(change.state(), ino)?;
+        if found.kind == Kind::Directory {
+            return Err(Error::NotPermitted);
+        }
+        if self
+            .upper
+            .lookup(change.state(), parent, name.as_bytes())?
+            .is_some()
+        {
+            return Err(Error::Exists);
+        }
+        if found.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        if found.nlink >= MAX_LINKS {
+            return Err(Error::TooManyLinks);
+        }
+        let now = Timestamp::now();
+        found.nlink += 1;
+        found.ctime = now;
+        self.push_attrs(&mut change, ino, Attrs::from(&found))?;
+        push_entry(&mut change, parent, name, ino, found.kind);
+        self.push_directory_change(&mut change, &directory, 0, now)?;
+        change.commit()?;
+        Ok(found)
+    }
+}
+
+/// Adds the record that makes an entry, behind all others in the directory.
+pub(super) fn push_entry(
+    change: &mut Transaction<'_>,
+    directory: Ino,
+    name: Name,
+    ino: Ino,
+    kind: Kind,
+) {
+    let cookie = change.state().next_cookie(directory);
+    push_entry_at(change, directory, name, ino, kind, cookie);
+}
+
+/// Like [`push_entry`], with a cookie of its own choice, for a change that makes several entries.
+pub(super) fn push_entry_at(
+    change: &mut Transaction<'_>,
+    directory: Ino,
+    name: Name,
+    ino: Ino,
+    kind: Kind,
+    cookie: u64,
+) {
+    change.push(Record::Slot {
+        directory,
+        name,
+        slot: Some(Slot::Entry(Entry { ino, kind, cookie })),
+    });
+}

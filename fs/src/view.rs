@@ -1,0 +1,213 @@
+//! Views: a tree served to the kernel over one connection.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use fuser::{Config, Session, SessionACL};
+use parking_lot::{Condvar, Mutex};
+
+use crate::adapter::Adapter;
+use crate::files::Files;
+use crate::notify::Notifier;
+use crate::profile::Profile;
+use crate::record::Recorder;
+use crate::tree::Tree;
+
+/// Threads that do what waits for the disk, for all views of a process together.
+const SLOW_THREADS: usize = 4;
+
+/// How a view is served.
+#[derive(Clone, Debug)]
+pub struct ViewOptions {
+    /// Threads that serve requests: 1 to 16. Two let one request overtake another that reads a cold
+    /// blob; more only cost memory.
+    pub threads: usize,
+}
+
+impl Default for ViewOptions {
+    fn default() -> Self {
+        ViewOptions { threads: 2 }
+    }
+}
+
+/// A tree that is being served. It ends when the last mount of the connection is gone.
+pub struct View {
+    tree: Arc<Tree>,
+    recorder: Arc<Recorder>,
+    notifier: Arc<Notifier>,
+    server: Mutex<Option<JoinHandle<io::Result<()>>>>,
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("tree", &self.tree).finish()
+    }
+}
+
+impl View {
+    /// Serves `tree` over `connection`, a descriptor of `/dev/fuse` with a mount. Returns when the
+    /// kernel and the view have agreed on how they speak.
+    ///
+    /// # Errors
+    /// The kernel and fuser do not agree, or a thread cannot be started.
+    pub fn serve(
+        tree: Arc<Tree>,
+        recorder: Arc<Recorder>,
+        connection: OwnedFd,
+        slow: &Arc<SlowPool>,
+        options: &ViewOptions,
+    ) -> io::Result<View> {
+        let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
+        let profile = Profile::from(recorder.mode());
+        let adapter = Adapter::new(
+            Arc::clone(&tree),
+            Arc::clone(&recorder),
+            Arc::clone(&notifier),
+            profile,
+            Arc::clone(slow),
+        );
+        let mut config = Config::default();
+        config.n_threads = Some(options.threads.clamp(1, 16));
+        config.clone_fd = options.threads > 1;
+        // Who may use the mount is the kernel's to check, by the mount's options.
+        let session = Session::from_fd(adapter, connection, SessionACL::All, config)?;
+        let server = std::thread::Builder::new()
+            .name("fs-view".to_owned())
+            .spawn(move || session.run())?;
+        Ok(View {
+            tree,
+            recorder,
+            notifier,
+            server: Mutex::new(Some(server)),
+        })
+    }
+
+    /// What is served.
+    pub fn tree(&self) -> &Arc<Tree> {
+        &self.tree
+    }
+
+    /// Its record.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// File operations by path, of which the kernel is told. `workspace_root` is where the view is
+    /// mounted, for absolute symlinks. Not to be used by a thread that serves the view.
+    pub fn files(&self, workspace_root: &[u8]) -> Files {
+        Files::new(Arc::clone(&self.tree), workspace_root)
+            .with_notifier(Arc::clone(&self.notifier))
+            .with_recorder(Arc::clone(&self.recorder))
+    }
+
+    /// Whether it is still served: false once the last mount is gone, or the connection broke.
+    pub fn is_served(&self) -> bool {
+        self.server
+            .lock()
+            .as_ref()
+            .is_some_and(|server| !server.is_finished())
+    }
+
+    /// Waits until the last mount is gone, then ends the record. A second call returns at once.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub fn join(&self) -> io::Result<()> {
+        let server = self.server.lock().take();
+        let served = match server {
+            None => Ok(()),
+            Some(server) => server
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the view's thread panicked"))),
+        };
+        if let Err(error) = self.tree.drop_nameless() {
+            tracing::error!(%error, "inodes without names could not be dropped");
+        }
+        if let Err(error) = self.recorder.end() {
+            tracing::error!(%error, "the record of accesses could not be ended");
+        }
+        served
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A few threads for what waits for the disk. Jobs wait in line; none is dropped.
+pub struct SlowPool {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+}
+
+impl fmt::Debug for SlowPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlowPool")
+            .field("waiting", &self.queue.lock().jobs.len())
+            .finish()
+    }
+}
+
+impl SlowPool {
+    /// A pool without threads yet; they come with the first jobs.
+    pub fn new() -> Arc<SlowPool> {
+        Arc::new(SlowPool {
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Has `job` done by a thread of the pool.
+    pub(crate) fn run(self: &Arc<Self>, job: Job) {
+        let mut queue = self.queue.lock();
+        queue.jobs.push_back(job);
+        if queue.idle == 0 && queue.threads < SLOW_THREADS {
+            let pool = Arc::clone(self);
+            match std::thread::Builder::new()
+                .name("fs-slow".to_owned())
+                .spawn(move || pool.work())
+            {
+                Ok(_) => queue.threads += 1,
+                Err(error) if queue.threads == 0 => {
+                    // Better slow than never.
+                    tracing::warn!(%error, "no thread for slow requests; doing one here");
+                    if let Some(job) = queue.jobs.pop_back() {
+                        drop(queue);
+                        job();
+                    }
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+        drop(queue);
+        self.changed.notify_one();
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            match queue.jobs.pop_front() {
+                Some(job) => {
+                    drop(queue);
+                    job();
+                    queue = self.queue.lock();
+                }
+                None => {
+                    queue.idle += 1;
+                    self.changed.wait(&mut queue);
+                    queue.idle -= 1;
+                }
+            }
+        }
+    }
+}
