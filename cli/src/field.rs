@@ -107,10 +107,11 @@ pub(crate) fn fields_of(row: &Operation) -> Vec<Field> {
     fields
 }
 
+/// The fields of an object, by name.
 fn properties_of(root: &Value, schema: &Value) -> Vec<Field> {
     let empty = Map::new();
     let properties = schema["properties"].as_object().unwrap_or(&empty);
-    properties
+    let mut fields: Vec<Field> = properties
         .iter()
         .map(|(name, property)| Field {
             name: name.clone(),
@@ -121,7 +122,9 @@ fn properties_of(root: &Value, schema: &Value) -> Vec<Field> {
             position: None,
             shape: shape_of(root, property),
         })
-        .collect()
+        .collect();
+    fields.sort_by(|one, other| one.name.cmp(&other.name));
+    fields
 }
 
 fn shape_of(root: &Value, schema: &Value) -> Shape {

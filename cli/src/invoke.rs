@@ -33,7 +33,7 @@ pub(crate) fn invoke(
         false => Detail::Mentioned(&args),
     };
     let command = grammar::command(authority, mentioned, manners.columns);
-    let matches = match command.clone().try_get_matches_from(&args) {
+    let matches = match command.try_get_matches_from(&args) {
         Ok(matches) => matches,
         Err(error) => return without_call(error, authority, environment, manners),
     };

@@ -4,7 +4,7 @@
 //! `sandbox-observability-cli`. All three are one program, generated from the rows of one
 //! [`Authority`] in the operation catalogue: a subcommand an operation, a flag a field. A row that
 //! is added to the catalogue has its subcommand, help, completions and a readable answer at once;
-//! rows that deserve more than the generic answer have a renderer in [`text`].
+//! rows that deserve more than the generic answer have a renderer in `text`.
 //!
 //! It never reads the environment, opens no stream of its own and prints nowhere but into the
 //! streams that its caller hands it ([`Environment`]). It knows nothing of what an operation does.

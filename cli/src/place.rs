@@ -99,3 +99,76 @@ pub(crate) fn asked(flags: Flags<'_>) -> Asked {
         state_dir: path(global::STATE_DIR),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Output, Variables};
+
+    fn environment(variables: Variables, superuser: bool) -> Environment {
+        let output = || Output {
+            sink: Box::new(io::sink()),
+            terminal: None,
+        };
+        Environment {
+            args: Vec::new(),
+            variables,
+            superuser,
+            stdin: Box::new(io::empty()),
+            stdout: output(),
+            stderr: output(),
+        }
+    }
+
+    /// The socket that is called when nothing but `variables` is known.
+    fn socket(variables: Variables, superuser: bool) -> String {
+        let token = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(token.path(), "token").unwrap();
+        let asked = Asked {
+            token_file: Some(token.path().into()),
+            ..Asked::default()
+        };
+        let environment = environment(variables, superuser);
+        let client = client(asked, Authority::Runtime, &environment).unwrap();
+        client.socket().display().to_string()
+    }
+
+    #[test]
+    fn defaults_are_the_systems_for_root_and_the_users_for_others() {
+        let home = Variables {
+            home: Some("/home/me".into()),
+            ..Variables::default()
+        };
+        let xdg = |dir: &str| Variables {
+            xdg_state_home: Some(dir.into()),
+            ..home.clone()
+        };
+        let in_home = "/home/me/.local/state/sandstack/gateway.sock";
+        assert_eq!(socket(home.clone(), false), in_home);
+        assert_eq!(socket(xdg("relative"), false), in_home);
+        assert_eq!(socket(xdg("/xdg"), false), "/xdg/sandstack/gateway.sock");
+        assert_eq!(socket(xdg("/xdg"), true), "/var/lib/sandstack/gateway.sock");
+        let state = Variables {
+            state_dir: Some("/state".into()),
+            ..xdg("/xdg")
+        };
+        assert_eq!(socket(state, true), "/state/gateway.sock");
+    }
+
+    #[test]
+    fn each_authority_has_its_own_token() {
+        let variables = Variables {
+            socket: Some("/dev/null".into()),
+            home: Some("/nowhere".into()),
+            ..Variables::default()
+        };
+        for authority in Authority::ALL {
+            let environment = environment(variables.clone(), false);
+            let Err(failure) = client(Asked::default(), authority, &environment) else {
+                panic!("there is no such token");
+            };
+            let path = format!("/nowhere/.local/state/sandstack/tokens/{authority}.token");
+            assert!(failure.to_string().contains(&path), "{failure}");
+        }
+    }
+}

@@ -85,7 +85,7 @@ impl Gateway {
         Gateway {
             dir,
             posted,
-            _watchdog: Watchdog::start(Duration::from_secs(60)),
+            _watchdog: Watchdog::start(Duration::from_secs(120)),
         }
     }
 
@@ -176,6 +176,10 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     /// Allows `limit` from now until the value is dropped.
+    #[allow(
+        clippy::print_stderr,
+        reason = "the process is about to abort, and says why"
+    )]
     pub(crate) fn start(limit: Duration) -> Watchdog {
         let (done, watched) = mpsc::channel();
         let test = std::thread::current().name().unwrap_or("?").to_owned();

@@ -1,10 +1,12 @@
 //! A run of one of the CLIs.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{Cursor, Write};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 
 use sandstack_api::Authority;
+use sandstack_cli::{Environment, Output, Variables};
 use serde_json::Value;
 
 use crate::gateway::{Gateway, TOKEN};
@@ -122,5 +124,61 @@ impl std::fmt::Debug for Run {
             self.out(),
             self.err()
         )
+    }
+}
+
+/// A run within the test, whose process is made up.
+#[derive(Default)]
+pub(crate) struct InProcess {
+    pub(crate) args: Vec<OsString>,
+    pub(crate) stdin: Vec<u8>,
+    pub(crate) variables: Variables,
+    pub(crate) superuser: bool,
+}
+
+impl InProcess {
+    pub(crate) fn run(self, authority: Authority) -> Run {
+        let (stdout, stderr) = (Written::default(), Written::default());
+        let output = |written: &Written| Output {
+            sink: Box::new(written.clone()),
+            terminal: None,
+        };
+        let mut args = vec![OsString::from("cli")];
+        args.extend(self.args);
+        let environment = Environment {
+            args,
+            variables: self.variables,
+            superuser: self.superuser,
+            stdin: Box::new(Cursor::new(self.stdin)),
+            stdout: output(&stdout),
+            stderr: output(&stderr),
+        };
+        let code = sandstack_cli::run(authority, environment);
+        Run {
+            code: code.into(),
+            stdout: stdout.take(),
+            stderr: stderr.take(),
+        }
+    }
+}
+
+/// What was written to a stream.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Written {
+    fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut self.0.lock().expect("no panic"))
+    }
+}
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }

@@ -1,8 +1,6 @@
 //! Any request can be typed, and comes back equal: the spelling of a request and its reading hold
 //! each other.
 
-use std::io::{Cursor, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use proptest::collection::{btree_map, vec};
@@ -14,60 +12,31 @@ use sandstack_api::management::{
 };
 use sandstack_api::observability::{AccessKind, FileActivity};
 use sandstack_api::runtime::{Edit, ExecCommand, FileEdit, FileWrite, WriteCommandStdin};
-use sandstack_api::{Blob, Call, CommandId, Encoding, OPERATIONS, Request, SandboxId, SessionId};
-use sandstack_cli::{Environment, Output, Spelling, Variables, spell};
+use sandstack_api::{
+    Blob, Call, CommandId, Encoding, OPERATIONS, OperationName, Request, SandboxId, SessionId,
+};
+use sandstack_cli::{Spelling, Variables, spell};
 use serde_json::{Map, Value, json};
 
 use crate::gateway::{Gateway, Reply, Watchdog};
+use crate::process::InProcess;
 
-/// Types `request` in this process, against `gateway`, and reads what was posted.
-fn typed(
-    gateway: &Gateway,
-    operation: sandstack_api::OperationName,
-    spelling: Spelling,
-) -> Request {
-    let mut args = vec!["cli".into()];
-    args.extend(spelling.args);
-    let stdout = Shared::default();
-    let output = |sink: &Shared| Output {
-        sink: Box::new(sink.clone()),
-        terminal: None,
-    };
-    let environment = Environment {
-        args: args.clone(),
+/// Types `spelling` in this process, against `gateway`, and reads what was posted.
+fn typed(gateway: &Gateway, operation: OperationName, spelling: Spelling) -> Request {
+    let args = spelling.args.clone();
+    let environment = InProcess {
+        args: spelling.args,
+        stdin: spelling.stdin.unwrap_or_default(),
         variables: Variables {
-            state_dir: Some(PathBuf::from(gateway.state_dir()).into()),
+            state_dir: Some(gateway.state_dir().into()),
             ..Variables::default()
         },
-        superuser: false,
-        stdin: Box::new(Cursor::new(spelling.stdin.unwrap_or_default())),
-        stdout: output(&stdout),
-        stderr: output(&Shared::default()),
+        ..InProcess::default()
     };
-    let code = sandstack_cli::run(operation.row().authority, environment);
-    assert_eq!(code, 0, "{args:?}: {}", stdout.text());
+    let run = environment.run(operation.row().authority);
+    assert_eq!(run.code, 0, "{args:?}: {run:?}");
     let body = gateway.take_one().body;
     Request::parse(operation, &body).expect("the body is a request")
-}
-
-#[derive(Clone, Default)]
-struct Shared(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
-
-impl Shared {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().expect("no panic")).into_owned()
-    }
-}
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no panic").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 fn comes_back<C: Call + Clone>(gateway: &Gateway, request: &C) -> Result<(), TestCaseError> {
@@ -302,10 +271,7 @@ fn file_activity_comes_back() {
 #[test]
 fn a_nul_where_only_an_argument_fits_has_no_spelling() {
     let request = Map::from_iter([("path".to_owned(), json!("a\0b"))]);
-    assert_eq!(
-        spell(sandstack_api::OperationName::FileRead, &request),
-        None
-    );
+    assert_eq!(spell(OperationName::FileRead, &request), None);
 }
 
 /// The examples of the documentation are command lines that say the same.

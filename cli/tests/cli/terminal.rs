@@ -1,11 +1,12 @@
 //! The CLIs on a terminal of their own.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use sandstack_api::Authority;
@@ -67,9 +68,8 @@ fn run_on_terminal(
     let mut screen = File::from(screen.as_fd().try_clone_to_owned().expect("a descriptor"));
     match screen.read_to_end(&mut seen) {
         Ok(_) => {}
-        // How Linux says that nobody has the other side open any more (EIO).
-        Err(error) if error.raw_os_error() == Some(5) => {}
-        Err(error) if error.kind() == ErrorKind::Interrupted => {}
+        // How Linux says that nobody has the other side open any more.
+        Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {}
         Err(error) => panic!("{error}"),
     }
     let code = child.wait().expect("the CLI ends").code().unwrap_or(-1);
