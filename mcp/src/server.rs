@@ -20,9 +20,8 @@ use tokio::sync::mpsc;
 use crate::window::{self, Shrinking};
 use crate::{MAX_ANSWER_BYTES, Place, tool};
 
-/// What the catalogue's complaints advise, which a model cannot do.
-const ADVICE_FOR_HTTP: &str = "see GET /v1/catalog for the request's schema";
-const ADVICE_FOR_MODELS: &str = "see the tool's input schema";
+/// What a model can look at after a complaint about its arguments.
+const ADVICE: &str = "see the tool's input schema";
 
 /// The server of one authority.
 pub(crate) struct Server {
@@ -65,7 +64,10 @@ impl Server {
     ) -> Result<Value, ApiError> {
         let body = Value::Object(arguments.clone());
         require(row, &arguments)?;
-        Request::parse(row.operation, body.to_string().as_bytes())?;
+        Request::parse(row.operation, body.to_string().as_bytes()).map_err(|mut error| {
+            error.message = format!("{}; {ADVICE}", error.message);
+            error
+        })?;
         let client = self.place.client(self.authority)?;
         let mut answer = post(&client, row, &body, progress).await?;
         if window::fits(&answer) {
@@ -107,11 +109,7 @@ fn require(row: &Operation, arguments: &Map<String, Value>) -> Result<(), ApiErr
     }
     Err(ApiError::new(
         ErrorCode::InvalidRequest,
-        format!(
-            "{} needs {}; {ADVICE_FOR_MODELS}",
-            row.name,
-            missing.join(" and ")
-        ),
+        format!("{} needs {}; {ADVICE}", row.name, missing.join(" and ")),
     ))
 }
 
@@ -148,8 +146,7 @@ async fn post(
 ///
 /// It is no structured content, since a tool's output schema is that of its success, and clients
 /// hold errors to it too.
-fn refused(mut error: ApiError) -> CallToolResult {
-    error.message = error.message.replace(ADVICE_FOR_HTTP, ADVICE_FOR_MODELS);
+fn refused(error: ApiError) -> CallToolResult {
     let text = match serde_json::to_string(&ErrorBody { error }) {
         Ok(text) => text,
         Err(error) => error.to_string(),

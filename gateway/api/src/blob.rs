@@ -7,7 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::Error as _;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Any bytes: a JSON string when they are UTF-8, otherwise `{"base64": "…"}`.
@@ -15,13 +16,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Used wherever the kernel allows any bytes: paths, arguments, input to a command.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Blob(pub Vec<u8>);
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum Wire<'a> {
-    Plain(Cow<'a, str>),
-    Encoded(Encoded<'a>),
-}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,29 +74,40 @@ impl AsRef<[u8]> for Blob {
 impl Serialize for Blob {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match std::str::from_utf8(&self.0) {
-            Ok(text) => Wire::Plain(text.into()),
-            Err(_) => Wire::Encoded(Encoded {
+            Ok(text) => serializer.serialize_str(text),
+            Err(_) => Encoded {
                 base64: STANDARD.encode(&self.0).into(),
-            }),
+            }
+            .serialize(serializer),
         }
-        .serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Blob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let wire = Wire::deserialize(deserializer).map_err(|_| {
-            D::Error::custom(
-                "expected a string, or {\"base64\": \"…\"} for bytes that are not UTF-8",
-            )
-        })?;
-        match wire {
-            Wire::Plain(text) => Ok(Blob(text.into_owned().into_bytes())),
-            Wire::Encoded(Encoded { base64 }) => STANDARD
-                .decode(base64.as_bytes())
-                .map(Blob)
-                .map_err(|error| D::Error::custom(format!("invalid base64: {error}"))),
-        }
+        deserializer.deserialize_any(BlobVisitor)
+    }
+}
+
+struct BlobVisitor;
+
+impl<'de> Visitor<'de> for BlobVisitor {
+    type Value = Blob;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a string, or {\"base64\": \"…\"} for bytes that are not UTF-8")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Blob, E> {
+        Ok(text.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Blob, A::Error> {
+        let Encoded { base64 } = Encoded::deserialize(MapAccessDeserializer::new(map))?;
+        STANDARD
+            .decode(base64.as_bytes())
+            .map(Blob)
+            .map_err(|error| A::Error::custom(format!("invalid base64: {error}")))
     }
 }
 

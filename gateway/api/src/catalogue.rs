@@ -472,12 +472,24 @@ impl fmt::Display for OperationName {
 fn parse_body<T: DeserializeOwned>(operation: OperationName, body: &[u8]) -> Result<T, ApiError> {
     // No body at all is the empty request, so that `curl -X POST …/list_sandboxes` works.
     let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|error| {
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let request = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let field = match error.path().to_string() {
+            path if path == "." => String::new(),
+            path => format!("{path}: "),
+        };
         ApiError::new(
             ErrorCode::InvalidRequest,
-            format!("{operation}: {error}; see GET /v1/catalog for the request's schema"),
+            format!("{operation}: {field}{}", error.into_inner()),
         )
-    })
+    })?;
+    reader.end().map_err(|error| {
+        ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("{operation}: after the request: {error}"),
+        )
+    })?;
+    Ok(request)
 }
 
 /// The catalogue as JSON, as `GET /v1/catalog` answers it.
@@ -584,6 +596,20 @@ mod tests {
         assert!(error.message.contains("limt"), "{}", error.message);
         assert!(
             error.message.contains("list_sandboxes"),
+            "{}",
+            error.message
+        );
+    }
+
+    #[test]
+    fn wrong_types_are_told_with_their_field() {
+        let body = br#"{"sandbox_id": "sb-1", "cmd": "x", "timeout_ms": "1s"}"#;
+        let error = Request::parse(OperationName::ExecCommand, body).unwrap_err();
+        assert!(error.message.contains("timeout_ms"), "{}", error.message);
+        let error =
+            Request::parse(OperationName::ExecCommand, br#"{"sandbox_id": "sb-1"}"#).unwrap_err();
+        assert!(
+            error.message.contains("missing field `cmd`"),
             "{}",
             error.message
         );

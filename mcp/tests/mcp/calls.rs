@@ -120,7 +120,7 @@ async fn wrong_arguments_are_tool_errors_that_name_the_field() {
         (json!({ "sandbox_id": "sb-1", "cmd": 5 }), "base64"),
         (
             json!({ "sandbox_id": "sb-1", "cmd": "ls", "timeout_ms": "1s" }),
-            "u64",
+            "timeout_ms: invalid type",
         ),
     ];
     for (arguments, expected) in cases {
