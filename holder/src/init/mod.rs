@@ -13,7 +13,7 @@
 mod processes;
 mod sweep;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -28,27 +28,21 @@ use crate::error::Error;
 use crate::frame::{self, Fill, FrameReader, Letter};
 use crate::protocol::{ProcessInfo, Refusal, Survivor};
 use crate::session::control::{FromInit, MainExit, ToInit};
-use crate::spawn::{self, Born, Ground, LET_GO};
-use processes::{Belonging, Process};
+use crate::spawn::{self, Ground, LET_GO};
+use processes::{Belonging, Marks, Process};
 use sweep::Sweep;
 
 /// How often, at most, the init looks whether leaders have become useless, while
 /// processes of their commands end.
 const LEADER_CHECK: Duration = Duration::from_millis(50);
 
-/// A command of this session.
-#[derive(Debug)]
-struct Command {
-    born: Born,
-    main_alive: bool,
-}
-
 struct Init<'a> {
     control: &'a OwnedFd,
     reader: FrameReader,
     signals: SignalFd,
     ground: Ground,
-    commands: BTreeMap<String, Command>,
+    /// The commands of this session, until the holder forgets them.
+    commands: BTreeMap<String, Marks>,
     sweeps: Vec<Sweep>,
     /// When to look after leaders; `None`: nothing has ended since.
     leader_check: Option<Instant>,
@@ -151,19 +145,23 @@ impl Init<'_> {
             ToInit::Spawn(order) => {
                 match spawn::spawn(&order, fds, &self.ground) {
                     Ok(Some(born)) => {
-                        let command = Command {
-                            born,
-                            main_alive: true,
-                        };
-                        self.commands.insert(order.command_id, command);
+                        let newer = Marks::new(born);
+                        self.commands
+                            .values_mut()
+                            .for_each(|older| older.give_way(&newer));
+                        self.commands.insert(order.command_id, newer);
                         Ok(())
                     }
                     Ok(None) => {
                         // If it has told the holder itself, that came first.
-                        let step = "keep its process alive".to_owned();
-                        let refusal = Refusal::SpawnStep { step, errno: libc::ECHILD };
                         let command_id = order.command_id;
-                        self.tell(&FromInit::SpawnFailed { command_id, refusal })
+                        let refusal = Refusal::KilledEarly {
+                            command_id: command_id.clone(),
+                        };
+                        self.tell(&FromInit::SpawnFailed {
+                            command_id,
+                            refusal,
+                        })
                     }
                     Err(refusal) => {
                         let command_id = order.command_id;
@@ -204,10 +202,7 @@ impl Init<'_> {
     /// All processes, each with the command it belongs to.
     fn scan(&self) -> Result<Vec<(Process, Option<String>)>, Error> {
         let seen = processes::scan().map_err(Error::path("list", "/proc"))?;
-        let known = self
-            .commands
-            .iter()
-            .map(|(id, command)| (id.as_str(), &command.born));
+        let known = self.commands.iter().map(|(id, marks)| (id.as_str(), marks));
         let belonging = Belonging::new(known, &seen);
         let owners: Vec<Option<String>> = seen
             .iter()
@@ -218,10 +213,10 @@ impl Init<'_> {
 
     /// The living processes of a command, without its leader.
     fn alive(&self, command_id: &str) -> Result<Vec<Process>, Error> {
-        let Some(command) = self.commands.get(command_id) else {
+        let Some(marks) = self.commands.get(command_id) else {
             return Ok(Vec::new());
         };
-        let leader = command.born.leader.map(Pid::as_raw);
+        let leader = marks.leader.map(Pid::as_raw);
         let of_command = |(process, owner): (Process, Option<String>)| {
             let counts = owner.as_deref() == Some(command_id)
                 && process.is_alive()
@@ -267,19 +262,17 @@ impl Init<'_> {
     }
 
     fn buried(&mut self, pid: Pid, status: i32, usage: &libc::rusage) -> Result<(), Error> {
-        for command in self.commands.values_mut() {
-            if command.born.leader == Some(pid) {
-                command.born.leader = None;
-            }
+        for marks in self.commands.values_mut() {
+            marks.leader = marks.leader.filter(|leader| *leader != pid);
         }
         let main = self
             .commands
             .iter_mut()
-            .find(|(_, command)| command.main_alive && command.born.main == pid);
-        let Some((id, command)) = main else {
+            .find(|(_, marks)| marks.main == Some(pid));
+        let Some((id, marks)) = main else {
             return Ok(());
         };
-        command.main_alive = false;
+        marks.main = None;
         let id = id.clone();
         let survivors = survivors(&self.alive(&id)?);
         self.release_leader(&id, survivors.is_empty());
@@ -293,10 +286,7 @@ impl Init<'_> {
     /// After the main process's end: ends a leader that nothing needs, makes another let
     /// go of the terminal.
     fn release_leader(&mut self, command_id: &str, useless: bool) {
-        let leader = self
-            .commands
-            .get(command_id)
-            .and_then(|command| command.born.leader);
+        let leader = self.commands.get(command_id).and_then(|marks| marks.leader);
         if let Some(leader) = leader {
             let signal = if useless { Signal::SIGKILL } else { LET_GO };
             // It is our child and not yet reaped, so the pid is its own; a command may have
@@ -313,7 +303,7 @@ impl Init<'_> {
         let waiting: Vec<String> = self
             .commands
             .iter()
-            .filter(|(_, command)| !command.main_alive && command.born.leader.is_some())
+            .filter(|(_, marks)| marks.main.is_none() && marks.leader.is_some())
             .map(|(id, _)| id.clone())
             .collect();
         for id in waiting {
@@ -335,9 +325,11 @@ impl Init<'_> {
             }
             let alive = self.alive(sweep.command_id())?;
             let others = |doomed: &[Process]| -> Result<Vec<Process>, Error> {
-                let is_doomed = |pid| doomed.iter().any(|process| process.pid == pid);
+                let doomed: HashSet<i32> = doomed.iter().map(|process| process.pid).collect();
                 let all = self.scan()?.into_iter().map(|(process, _)| process);
-                Ok(all.filter(|process| !is_doomed(process.pid)).collect())
+                Ok(all
+                    .filter(|process| !doomed.contains(&process.pid))
+                    .collect())
             };
             let again = || self.alive(sweep.command_id());
             if sweep::storms(&sweep, &alive) {
@@ -349,7 +341,7 @@ impl Init<'_> {
                 let main_gone = self
                     .commands
                     .get(sweep.command_id())
-                    .is_none_or(|command| !command.main_alive);
+                    .is_none_or(|marks| marks.main.is_none());
                 if alive.is_empty() && main_gone {
                     self.release_leader(sweep.command_id(), true);
                 }

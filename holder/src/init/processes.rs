@@ -7,7 +7,8 @@
 //! be asked: our own between fork and `exec` (known by pid), and, under a single-identity
 //! map, programs that their user may execute but not read, since the kernel then gives
 //! their memory to the outer user namespace. Those go with their process session, or with
-//! the nearest ancestor that is known.
+//! the nearest ancestor that is known. One of them that has left its process session and
+//! lost its parents belongs to no command; it ends with the session.
 
 use std::collections::HashMap;
 use std::fs;
@@ -94,9 +95,42 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     })
 }
 
+/// By what the processes of a command are known.
+///
+/// The kernel uses numbers again when nothing has them any more, so a command that has
+/// ended must not keep marks that a later one has got ([`Marks::give_way`]).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Marks {
+    /// Its main process, until that is reaped.
+    pub(super) main: Option<Pid>,
+    /// Its leader, until that is reaped.
+    pub(super) leader: Option<Pid>,
+    /// Its process session.
+    sid: Option<i32>,
+    mnt_ns: Option<u64>,
+}
+
+impl Marks {
+    pub(super) fn new(born: Born) -> Marks {
+        Marks {
+            main: Some(born.main),
+            leader: born.leader,
+            sid: Some(born.leader.unwrap_or(born.main).as_raw()),
+            mnt_ns: Some(born.mnt_ns),
+        }
+    }
+
+    /// Gives up what a newer command has: nothing of the older one has it any more.
+    pub(super) fn give_way(&mut self, newer: &Marks) {
+        self.sid = self.sid.filter(|sid| Some(*sid) != newer.sid);
+        self.mnt_ns = self.mnt_ns.filter(|mnt_ns| Some(*mnt_ns) != newer.mnt_ns);
+    }
+}
+
 /// Whose each process is.
 pub(super) struct Belonging<'a> {
     by_pid: HashMap<i32, &'a str>,
+    by_sid: HashMap<i32, &'a str>,
     by_namespace: HashMap<u64, &'a str>,
     seen: HashMap<i32, Process>,
 }
@@ -104,14 +138,16 @@ pub(super) struct Belonging<'a> {
 impl<'a> Belonging<'a> {
     /// By the commands there are and the processes seen at one time.
     pub(super) fn new(
-        commands: impl Iterator<Item = (&'a str, &'a Born)>,
+        commands: impl Iterator<Item = (&'a str, &'a Marks)>,
         seen: &[Process],
     ) -> Belonging<'a> {
-        let (mut by_pid, mut by_namespace) = (HashMap::new(), HashMap::new());
-        for (id, born) in commands {
-            by_namespace.insert(born.mnt_ns, id);
-            by_pid.insert(born.main.as_raw(), id);
-            by_pid.extend(born.leader.map(Pid::as_raw).map(|leader| (leader, id)));
+        let (mut by_pid, mut by_sid) = (HashMap::new(), HashMap::new());
+        let mut by_namespace = HashMap::new();
+        for (id, marks) in commands {
+            by_namespace.extend(marks.mnt_ns.map(|mnt_ns| (mnt_ns, id)));
+            by_sid.extend(marks.sid.map(|sid| (sid, id)));
+            let pids = marks.main.into_iter().chain(marks.leader);
+            by_pid.extend(pids.map(|pid| (pid.as_raw(), id)));
         }
         let seen = seen
             .iter()
@@ -119,6 +155,7 @@ impl<'a> Belonging<'a> {
             .collect();
         Belonging {
             by_pid,
+            by_sid,
             by_namespace,
             seen,
         }
@@ -136,7 +173,7 @@ impl<'a> Belonging<'a> {
                 .mnt_ns
                 .and_then(|namespace| self.by_namespace.get(&namespace))
                 .or_else(|| self.by_pid.get(&at.pid))
-                .or_else(|| self.by_pid.get(&at.sid));
+                .or_else(|| self.by_sid.get(&at.sid));
             if here.is_some() {
                 return here.copied();
             }
@@ -169,14 +206,28 @@ mod tests {
         assert!(parse(7, b"7 (a").is_none());
     }
 
+    fn marks(main: i32, leader: Option<i32>, mnt_ns: u64) -> Marks {
+        let (main, leader) = (Pid::from_raw(main), leader.map(Pid::from_raw));
+        Marks::new(Born {
+            main,
+            leader,
+            mnt_ns,
+        })
+    }
+
+    #[test]
+    fn a_number_used_again_is_the_newer_commands() {
+        let (mut old, new) = (marks(10, None, 100), marks(20, None, 100));
+        old.give_way(&new);
+        let seen = [process(30, 1, 30, Some(100)), process(31, 1, 10, None)];
+        let belonging = Belonging::new([("new", &new), ("old", &old)].into_iter(), &seen);
+        assert_eq!(belonging.owner(&seen[0]), Some("new"));
+        assert_eq!(belonging.owner(&seen[1]), Some("old"));
+    }
+
     #[test]
     fn a_process_goes_by_its_namespace_and_else_by_session_or_ancestor() {
-        let born = |main, leader: Option<i32>, mnt_ns| Born {
-            main: Pid::from_raw(main),
-            leader: leader.map(Pid::from_raw),
-            mnt_ns,
-        };
-        let (a, b) = (born(10, None, 100), born(21, Some(20), 200));
+        let (a, b) = (marks(10, None, 100), marks(21, Some(20), 200));
         let seen = [
             process(1, 0, 0, Some(1)),
             process(10, 1, 10, None),

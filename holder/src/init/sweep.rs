@@ -6,6 +6,7 @@
 //! which the kernel does under a lock that forks need, so nothing new can appear; then the
 //! command's processes are killed and the others go on.
 
+use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -20,9 +21,14 @@ use crate::syscalls::{pidfd_open, pidfd_send_signal};
 /// command that does not fork against it, short enough that one that does gains nothing.
 const PLAIN: Duration = Duration::from_millis(150);
 
-/// When to give up and report: what is still there then waits in the kernel, for a disk or
-/// a filesystem, and no signal can end it before that does.
+/// When to give up and report, if there are no fewer of them for so long: what is still
+/// there then waits in the kernel, for a disk or a filesystem, and no signal can end it
+/// before that does. While there are fewer it goes on: thousands of killed processes need
+/// the CPU to end, of which a loaded machine has little.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// When to give up however it goes.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Waits between rounds: short at first, since mostly the second finds nothing.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
@@ -35,6 +41,8 @@ pub(super) struct Sweep {
     due: Instant,
     wait: Duration,
     empty_looks: u32,
+    /// The fewest that a look has found, and when.
+    fewest: (usize, Instant),
 }
 
 impl Sweep {
@@ -46,6 +54,7 @@ impl Sweep {
             due: began,
             wait: FIRST_WAIT,
             empty_looks: 0,
+            fewest: (usize::MAX, began),
         }
     }
 
@@ -69,7 +78,10 @@ impl Sweep {
             self.due = now + self.wait;
             self.wait = (self.wait * 2).min(LONGEST_WAIT);
         }
-        self.empty_looks >= 2 || now >= self.began + PATIENCE
+        if alive.len() < self.fewest.0 {
+            self.fewest = (alive.len(), now);
+        }
+        self.empty_looks >= 2 || now >= self.fewest.1 + PATIENCE || now >= self.began + LONGEST
     }
 }
 
@@ -99,7 +111,7 @@ pub(super) fn freeze_and_kill(
     others: impl Fn(&[Process]) -> Result<Vec<Process>, Error>,
 ) -> Result<(), Error> {
     // Those that were stopped before stay so.
-    let stopped: Vec<i32> = others(&[])?
+    let stopped: HashSet<i32> = others(&[])?
         .iter()
         .filter(|process| process.is_stopped())
         .map(|p| p.pid)

@@ -312,8 +312,8 @@ pub struct User {
 pub struct Spawned {
     /// Its main process, in the holder's pid namespace.
     pub pid: i32,
-    /// Inode number of its mount namespace: that of every process of the command, and
-    /// of no other's.
+    /// Inode number of its mount namespace: that of every process of the command, and of no
+    /// other's while one of them is alive. After that the kernel may use the number again.
     pub mnt_ns: u64,
 }
 

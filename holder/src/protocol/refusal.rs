@@ -131,6 +131,13 @@ pub enum Refusal {
         /// The user or group id.
         id: u32,
     },
+    /// The command's process was killed before its program ran: by a cancel, a timeout, or
+    /// from inside its session.
+    #[error("command {command_id} was killed before its program ran")]
+    KilledEarly {
+        /// The command.
+        command_id: String,
+    },
     /// A step of starting the command failed otherwise.
     #[error("cannot start the command ({step}): {}", text(*errno))]
     SpawnStep {

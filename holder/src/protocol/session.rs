@@ -60,6 +60,10 @@ pub struct FuseOptions {
 /// What a session sees beside its view. The rest is the holder's root, read-only,
 /// without device nodes and set-id programs.
 ///
+/// Writable directories should lie where nobody else on the host can reach them: root of a
+/// session with all ids may be the host's uid 0, and can leave set-id programs in them
+/// (which mean nothing inside, where none are honoured).
+///
 /// Paths are absolute. Sources are paths in the holder's root; targets are paths in the
 /// session. A target that lies in the workspace is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,7 +80,11 @@ pub struct RootSpec {
     /// Paths to cover: a directory by an empty read-only one, a file by `/dev/null`.
     /// Where the holder may, mounts at and under them are taken away altogether. One
     /// that does not exist, or lies in the workspace, needs no cover. The holder's run
-    /// directory is always covered.
+    /// directory and socket are always covered.
+    ///
+    /// Name the directory of a file that may be replaced, not the file: when the host
+    /// renames another file over a covered one, or removes it, the kernel takes the cover
+    /// away, and what is at the path then is seen.
     #[serde(default)]
     pub hide: Vec<Bytes>,
     /// Read-only binds, e.g. toolchains into the private home.

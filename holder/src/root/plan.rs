@@ -25,8 +25,8 @@ pub(crate) struct RootPlan {
 const NOT_FOR_VIEWS: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 impl RootPlan {
-    /// Judges a request; `run_dir` will be hidden.
-    pub(crate) fn judge(request: &CreateSession, run_dir: &Path) -> Result<RootPlan, Refusal> {
+    /// Judges a request; the paths of `own` will be hidden beside those that it names.
+    pub(crate) fn judge(request: &CreateSession, own: &[&Path]) -> Result<RootPlan, Refusal> {
         let workspace_root = absolute("workspace_root", &request.workspace_root)?;
         if NOT_FOR_VIEWS
             .iter()
@@ -55,7 +55,7 @@ impl RootPlan {
                 .collect::<Result<Vec<_>, _>>()
         };
         let tmp = absolute("root.tmp", &spec.tmp)?;
-        let mut hide = vec![run_dir.to_owned()];
+        let mut hide: Vec<PathBuf> = own.iter().map(|path| path.to_path_buf()).collect();
         for path in &spec.hide {
             hide.push(absolute("root.hide", path)?);
         }
@@ -91,6 +91,15 @@ impl RootPlan {
     /// The paths that are covered.
     pub(crate) fn hidden(&self) -> &[PathBuf] {
         &self.hide
+    }
+
+    /// The holder's paths that are shown somewhere in the session.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &Path> {
+        let binds = self.binds().map(|(source, _)| source);
+        [&self.tmp, &self.var_tmp]
+            .into_iter()
+            .chain(binds)
+            .map(PathBuf::as_path)
     }
 
     /// The holder's path and the session's, of each bind that was asked for.
@@ -177,10 +186,7 @@ mod tests {
     }
 
     fn refused(request: &CreateSession) -> bool {
-        matches!(
-            RootPlan::judge(request, Path::new("/rd")),
-            Err(Refusal::Invalid { .. })
-        )
+        matches!(RootPlan::judge(request, &[]), Err(Refusal::Invalid { .. }))
     }
 
     #[test]
@@ -190,7 +196,7 @@ mod tests {
         ] {
             assert!(refused(&request(bad, spec())), "{bad:?}");
         }
-        let plan = RootPlan::judge(&request("//work//x/", spec()), Path::new("/rd")).unwrap();
+        let plan = RootPlan::judge(&request("//work//x/", spec()), &[Path::new("/rd")]).unwrap();
         assert_eq!(plan.workspace_root(), Path::new("/work/x"));
         assert_eq!(plan.var_tmp, plan.tmp);
     }
@@ -221,7 +227,7 @@ mod tests {
         ] {
             assert!(refused(&request("/work/x", root)));
         }
-        let plan = RootPlan::judge(&request("/work/x", spec()), Path::new("/rd")).unwrap();
+        let plan = RootPlan::judge(&request("/work/x", spec()), &[Path::new("/rd")]).unwrap();
         assert_eq!(plan.hidden(), [PathBuf::from("/rd")]);
     }
 }

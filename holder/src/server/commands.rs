@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
@@ -40,7 +40,7 @@ pub(super) struct Command {
     pub(super) session_id: String,
     pub(super) dir: PathBuf,
     pub(super) phase: Phase,
-    status: Option<OwnedFd>,
+    pub(super) status: Option<OwnedFd>,
     pub(super) spawned: Spawned,
     pub(super) started_unix_ms: u64,
     pub(super) outputs: Vec<Output>,
@@ -58,11 +58,16 @@ pub(super) struct Command {
     pub(super) left: Vec<Survivor>,
     pub(super) cancellers: Vec<ReplyTo>,
     pub(super) linger: Option<Linger>,
+    /// When its time is up; `None`: never.
+    pub(super) deadline: Option<Instant>,
 }
 
 pub(super) enum Phase {
     /// Its program does not run yet.
     Starting(ReplyTo),
+    /// It could not be started; what there is of it is being ended, and then the refusal is
+    /// said. So a name that was refused is free, and nothing of it is alive.
+    Failing(ReplyTo, Box<Refusal>),
     Running,
     Ended(Box<ExitRecord>),
     /// Ended and forgotten, but its output has not ended: it still goes to the transcript.
@@ -88,7 +93,7 @@ impl Command {
 
     fn info(&self, command_id: &str) -> Option<CommandInfo> {
         let state = match &self.phase {
-            Phase::Starting(_) => CommandState::Starting,
+            Phase::Starting(_) | Phase::Failing(..) => CommandState::Starting,
             Phase::Running => CommandState::Running(self.spawned),
             Phase::Ended(record) => CommandState::Exited((**record).clone()),
             Phase::Forgotten => return None,
@@ -180,6 +185,8 @@ impl Holder {
                 errno: libc::ENOMEM,
             }
         })?;
+        let timeout = request.timeout_ms.filter(|timeout| *timeout < FOREVER_MS);
+        let deadline = timeout.map(|timeout| Instant::now() + Duration::from_millis(timeout));
         let command = Command {
             session_id: request.session_id.clone(),
             dir,
@@ -198,12 +205,11 @@ impl Holder {
             left: Vec::new(),
             cancellers: Vec::new(),
             linger: None,
+            deadline,
         };
         self.commands.insert(command_id.clone(), command);
-        if let Some(timeout) = request.timeout_ms {
-            let timer = Timer::Timeout(command_id.clone());
-            self.timers
-                .after(Duration::from_millis(timeout.min(FOREVER_MS)), timer);
+        if let Some(deadline) = deadline {
+            self.timers.at(deadline, Timer::Timeout(command_id.clone()));
         }
         let order = Order {
             command_id,
@@ -219,24 +225,34 @@ impl Holder {
 
     /// Something on the status socket of a command being started.
     pub(super) fn hear_status(&mut self, command_id: &str) {
-        let Some(status) = self
+        // Each message may end the socket, or the command.
+        while let Some(status) = self
             .commands
             .get(command_id)
-            .and_then(|c| c.status.as_ref())
-        else {
-            return;
-        };
-        match take_status(status) {
-            Ok(None) => {}
-            Ok(Some(Heard::Said(Status::Started { mnt_ns }, pid, master))) => {
-                self.command_started(command_id, Spawned { pid, mnt_ns }, master);
-            }
-            Ok(Some(Heard::Said(Status::Failed(refusal), _, _))) => {
-                self.spawn_failed(command_id, refusal);
-            }
-            Ok(Some(Heard::End)) => self.command_runs(command_id),
-            Err(error) => {
-                self.spawn_failed(command_id, Refusal::spawn("hear of the start")(error));
+            .and_then(|command| command.status.as_ref())
+        {
+            let heard = take_status(status);
+            tracing::trace!(command_id, ?heard, "a command's process says");
+            match heard {
+                Ok(None) => return,
+                Ok(Some(Heard::Said(Status::Started { mnt_ns }, pid, master))) => {
+                    self.command_started(command_id, Spawned { pid, mnt_ns }, master);
+                }
+                Ok(Some(Heard::Said(Status::Failed(refusal), _, _))) => {
+                    // What fails in a session that is ending fails because of that.
+                    let session_id = self.commands.get(command_id).map(|c| c.session_id.clone());
+                    let refusal = match session_id {
+                        Some(session_id) if self.ready_session(&session_id).is_err() => {
+                            Refusal::SessionGone { session_id }
+                        }
+                        _ => refusal,
+                    };
+                    self.spawn_failed(command_id, refusal);
+                }
+                Ok(Some(Heard::End)) => self.command_runs(command_id),
+                Err(error) => {
+                    self.spawn_failed(command_id, Refusal::spawn("hear of the start")(error));
+                }
             }
         }
     }
@@ -274,12 +290,24 @@ impl Holder {
     /// was killed on the way, which its exit will tell).
     fn command_runs(&mut self, command_id: &str) {
         self.drop_status(command_id);
+        let Some(command) = self.commands.get(command_id) else {
+            return;
+        };
+        let session_lives = self.ready_session(&command.session_id).is_ok();
         let Some(command) = self.commands.get_mut(command_id) else {
             return;
         };
-if let Phase::Starting(reply_to) = command.phase {
+        if let Phase::Starting(reply_to) = command.phase {
+            if !session_lives {
+                // It dies with its session, which will be told.
+                return;
+            }
             if command.spawned.pid == 0 {
-                // It was not even born; the init will tell why.
+                // It has not got as far as telling so; the init will tell why, or has.
+                if command.main_exit.is_some() {
+                    let command_id = command_id.to_owned();
+                    self.spawn_failed(&command_id.clone(), Refusal::KilledEarly { command_id });
+                }
                 return;
             }
             command.phase = Phase::Running;
@@ -289,44 +317,52 @@ if let Phase::Starting(reply_to) = command.phase {
         self.settle(command_id);
     }
 
-/// The init could not start it.
+    /// The init could not start it.
     pub(super) fn not_born(&mut self, command_id: &str, refusal: Refusal) {
         // What its process may have said is nearer to the cause.
         self.hear_status(command_id);
         self.spawn_failed(command_id, refusal);
+        if self
+            .running(command_id)
+            .is_ok_and(|command| command.main_exit.is_none())
+        {
+            // It was killed between telling the holder and telling the init.
+            self.main_exited(command_id, MainExit::killed());
+        }
     }
 
     /// It could not be started; nothing of it stays but an empty transcript.
     pub(super) fn spawn_failed(&mut self, command_id: &str, refusal: Refusal) {
-        let Some(command) = self.commands.get(command_id) else {
+        let Some(command) = self.commands.get_mut(command_id) else {
             return;
         };
         let Phase::Starting(reply_to) = command.phase else {
             return;
         };
-        let session_id = command.session_id.clone();
-        let cancellers = command.cancellers.clone();
-        let (born, sweeping) = (command.spawned.pid != 0, command.sweeping);
-        self.drop_command(command_id);
-        if born && !sweeping {
-            // Its process ends by itself, mostly. When nothing is left of it the init tells
-            // so, and is told to forget it.
-            let message = ToInit::Kill {
-                command_id: command_id.to_owned(),
-            };
-            self.tell_session(&session_id, &message, Vec::new());
-        } else if !born {
-            self.init_forgets(&session_id, command_id);
+        command.phase = Phase::Failing(reply_to, Box::new(refusal));
+        let born = command.spawned.pid != 0;
+        self.drop_status(command_id);
+        self.close_input(command_id);
+        self.close_outputs(command_id);
+        if born {
+            // Its process ends by itself, mostly; the end of the kill tells that it has.
+            self.kill(command_id);
         }
-        self.refuse(reply_to, refusal);
-        for canceller in cancellers {
-            self.reply(
-                canceller,
-                Reply::Survivors {
-                    survivors: Vec::new(),
-                },
-                Vec::new(),
-            );
+        self.fail_if_swept(command_id);
+    }
+
+    /// Says the refusal of a command that could not be started, unless a kill of it is
+    /// still under way.
+    pub(super) fn fail_if_swept(&mut self, command_id: &str) {
+        let failed = |command: &Command| match &command.phase {
+            Phase::Failing(reply_to, refusal) if !command.sweeping => {
+                Some((*reply_to, (**refusal).clone()))
+            }
+            _ => None,
+        };
+        if let Some((reply_to, refusal)) = self.commands.get(command_id).and_then(failed) {
+            self.remove_command(command_id);
+            self.refuse(reply_to, refusal);
         }
     }
 
@@ -341,32 +377,20 @@ if let Phase::Starting(reply_to) = command.phase {
         }
     }
 
-    /// Drops a command from the table; its files stay. Returns its session.
-    fn drop_command(&mut self, command_id: &str) -> Option<String> {
+    /// Drops a command from the table and from its init's; its files stay.
+    pub(super) fn remove_command(&mut self, command_id: &str) {
         self.drop_status(command_id);
         self.close_input(command_id);
         self.close_outputs(command_id);
-        self.commands
-            .remove(command_id)
-            .map(|command| command.session_id)
-    }
-
-    /// Drops a command from the table and from its init's.
-    pub(super) fn remove_command(&mut self, command_id: &str) {
-        if let Some(session_id) = self.drop_command(command_id) {
-            self.init_forgets(&session_id, command_id);
+        if let Some(command) = self.commands.remove(command_id) {
+            let command_id = command_id.to_owned();
+            let message = ToInit::Forget { command_id };
+            self.tell_session(&command.session_id, &message, Vec::new());
         }
-    }
-
-    pub(super) fn init_forgets(&mut self, session_id: &str, command_id: &str) {
-        let message = ToInit::Forget {
-            command_id: command_id.to_owned(),
-        };
-        self.tell_session(session_id, &message, Vec::new());
     }
 }
 
-/// A timeout beyond this is none: a year.
+/// A timeout of this or more is none: a year.
 const FOREVER_MS: u64 = 365 * 24 * 3600 * 1000;
 
 /// Milliseconds since 1970.
@@ -446,6 +470,7 @@ impl Plumbing {
     }
 }
 
+#[derive(Debug)]
 enum Heard {
     /// A message, its sender's pid, and the terminal's master.
     Said(Status, i32, Option<OwnedFd>),

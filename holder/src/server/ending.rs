@@ -68,10 +68,15 @@ impl Holder {
         let Some(command) = self.commands.get_mut(command_id) else {
             return;
         };
-        let goes_on = match command.phase {
-            Phase::Starting(_) | Phase::Running => command.main_exit.is_none(),
-            Phase::Ended(_) | Phase::Forgotten => false,
-        };
+        // The timer may be an earlier command's of this name.
+        let is_up = command
+            .deadline
+            .is_some_and(|deadline| deadline <= Instant::now());
+        let goes_on = is_up
+            && match command.phase {
+                Phase::Starting(_) | Phase::Running => command.main_exit.is_none(),
+                Phase::Failing(..) | Phase::Ended(_) | Phase::Forgotten => false,
+            };
         if goes_on {
             command.verdict.get_or_insert(Verdict::TimedOut);
             self.kill(command_id);
@@ -103,7 +108,7 @@ impl Holder {
         self.kill(command_id);
     }
 
-    fn kill(&mut self, command_id: &str) {
+    pub(super) fn kill(&mut self, command_id: &str) {
         let Some(command) = self.commands.get_mut(command_id) else {
             return;
         };
@@ -118,10 +123,9 @@ impl Holder {
     }
 
     /// A kill is through.
-    pub(super) fn swept(&mut self, session_id: &str, command_id: &str, survivors: Vec<Survivor>) {
+    pub(super) fn swept(&mut self, command_id: &str, survivors: Vec<Survivor>) {
         let Some(command) = self.commands.get_mut(command_id) else {
-            // It failed while it was being started, and is forgotten here.
-            return self.init_forgets(session_id, command_id);
+            return;
         };
         command.sweeping = false;
         command.left.clone_from(&survivors);
@@ -134,6 +138,7 @@ impl Holder {
                 Vec::new(),
             );
         }
+        self.fail_if_swept(command_id);
         self.settle(command_id);
     }
 
@@ -141,11 +146,14 @@ impl Holder {
     pub(super) fn main_exited(&mut self, command_id: &str, exit: MainExit) {
         // What it last said of its start comes first: it is told on another socket.
         self.hear_status(command_id);
-        self.hear_status(command_id);
         let Some(command) = self.commands.get_mut(command_id) else {
             return;
         };
         command.main_exit = Some((exit, unix_ms()));
+        if command.is_starting() && command.status.is_none() && command.spawned.pid == 0 {
+            let command_id = command_id.to_owned();
+            return self.spawn_failed(&command_id.clone(), Refusal::KilledEarly { command_id });
+        }
         self.drain(command_id);
         self.settle(command_id);
     }
@@ -161,9 +169,9 @@ impl Holder {
             .any(|output: &Output| output.fd.is_some());
         match command.phase {
             Phase::Running => {}
-Phase::Forgotten if !open => return self.remove_command(command_id),
+            Phase::Forgotten if !open => return self.remove_command(command_id),
             Phase::Ended(_) if !open => return command.transcript.rest(),
-            Phase::Starting(_) | Phase::Ended(_) | Phase::Forgotten => return,
+            Phase::Starting(_) | Phase::Failing(..) | Phase::Ended(_) | Phase::Forgotten => return,
         }
         if command.main_exit.is_none() || command.sweeping {
             return;
@@ -204,7 +212,7 @@ Phase::Forgotten if !open => return self.remove_command(command_id),
         if let Err(error) = evidence::write(&command.dir, &record) {
             tracing::error!(%error, command_id, "the exit record can't be written");
         }
-command.phase = Phase::Ended(Box::new(record.clone()));
+        command.phase = Phase::Ended(Box::new(record.clone()));
         // Many commands may wait to be forgotten; their files need not stay open.
         command.transcript.rest();
         tracing::debug!(command_id, status = ?record.status, "command ended");
@@ -235,39 +243,16 @@ command.phase = Phase::Ended(Box::new(record.clone()));
             .collect();
         for id in ids {
             self.hear_status(&id);
-            self.hear_status(&id);
             self.drain(&id);
             self.close_outputs(&id);
-            let Some(command) = self.commands.get_mut(&id) else {
-                continue;
-            };
-            command.sweeping = false;
-            if command.is_starting() {
-                self.spawn_failed(&id, gone.clone());
-                continue;
-            }
-            for reply_to in std::mem::take(&mut command.cancellers) {
-                self.reply(
-                    reply_to,
-                    Reply::Survivors {
-                        survivors: Vec::new(),
-                    },
-                    Vec::new(),
-                );
-            }
+            self.spawn_failed(&id, gone.clone());
+            // Nobody is there any more to answer a kill.
+            self.swept(&id, Vec::new());
             let Some(command) = self.commands.get_mut(&id) else {
                 continue;
             };
             if matches!(command.phase, Phase::Running) && command.main_exit.is_none() {
-                let exit = MainExit {
-                    code: None,
-                    signal: Some(libc::SIGKILL),
-                    user_cpu_us: 0,
-                    system_cpu_us: 0,
-                    max_rss_bytes: 0,
-                    survivors: Vec::new(),
-                };
-                command.main_exit = Some((exit, unix_ms()));
+                command.main_exit = Some((MainExit::killed(), unix_ms()));
             }
             self.settle(&id);
             self.close_input(&id);

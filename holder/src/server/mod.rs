@@ -20,12 +20,13 @@ mod timers;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc::rlim_t;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -60,7 +61,8 @@ const READ_BYTES: usize = 64 << 10;
 /// What to serve, and where.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Where the socket will be: made with mode 0600; a stale one is replaced.
+    /// Where the socket will be: made with mode 0600; a stale one is replaced. Best in the
+    /// run directory, which sessions do not see.
     pub socket: PathBuf,
     /// A directory of the holder's own, made with mode 0700 if it is absent.
     pub run_dir: PathBuf,
@@ -332,12 +334,7 @@ fn raise_open_files() -> Result<(rlim_t, rlim_t), Error> {
 
 /// Makes a socket or pipe end non-blocking; it must not be shared with anybody else.
 fn set_nonblocking(fd: &impl AsFd) -> io::Result<()> {
-    let raw = fd.as_fd().as_raw_fd();
-    // SAFETY: F_GETFL and F_SETFL take and return numbers.
-    let flags = unsafe { libc::fcntl(raw, libc::F_GETFL) };
-    // SAFETY: as above.
-    if flags < 0 || unsafe { libc::fcntl(raw, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
+    fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
     Ok(())
 }

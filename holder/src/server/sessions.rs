@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
@@ -50,6 +50,8 @@ pub(super) struct Session {
     /// Of a `MountFuse`: kept for a gateway that comes back.
     fuse_device: Option<OwnedFd>,
     destroyers: Vec<ReplyTo>,
+    /// When its stage should be over: the making, or the ending.
+    deadline: Instant,
 }
 
 struct Init {
@@ -126,7 +128,7 @@ impl Holder {
                 limit: MAX_SESSIONS,
             });
         }
-        let root = RootPlan::judge(&request, &self.settings.run_dir)?;
+        let root = RootPlan::judge(&request, &[&self.settings.run_dir, &self.socket])?;
         let view = match (&request.view, fds.pop()) {
             (View::Descriptor, Some(fd)) => ViewSource::Descriptor(fd),
             (View::Descriptor, None) => return Err(Refusal::ViewRefused { errno: libc::EBADF }),
@@ -175,9 +177,10 @@ impl Holder {
             env: request.env,
             fuse_device: None,
             destroyers: Vec::new(),
+            deadline: Instant::now() + MAKE_PATIENCE,
         };
         self.timers
-            .after(MAKE_PATIENCE, Timer::MakeSession(session_id.clone()));
+            .at(session.deadline, Timer::MakeSession(session_id.clone()));
         self.sessions.insert(session_id, session);
         Ok(())
     }
@@ -224,6 +227,7 @@ impl Holder {
     }
 
     fn take_letter(&mut self, session_id: &str, message: FromInit, fds: Vec<OwnedFd>) {
+        tracing::trace!(session_id, ?message, "an init says");
         match message {
             FromInit::NeedMaps => self.write_maps(session_id),
             FromInit::Forked { pid } => self.adopt_init(session_id, Pid::from_raw(pid), fds),
@@ -234,14 +238,15 @@ impl Holder {
                 self.session_is_ready(session_id, namespaces, abstract_sockets_fenced);
             }
             FromInit::Failed(refusal) => self.drop_unmade(session_id, refusal),
-            FromInit::SpawnFailed { command_id, refusal } => self.not_born(&command_id, refusal),
+            FromInit::SpawnFailed {
+                command_id,
+                refusal,
+            } => self.not_born(&command_id, refusal),
             FromInit::MainExited { command_id, exit } => self.main_exited(&command_id, exit),
             FromInit::Swept {
                 command_id,
                 survivors,
-            } => {
-                self.swept(session_id, &command_id, survivors);
-            }
+            } => self.swept(&command_id, survivors),
             FromInit::Signalled { token, processes } => {
                 self.answer(token, Reply::Signalled { processes });
             }
@@ -318,8 +323,10 @@ impl Holder {
 
     /// The making took too long.
     pub(super) fn give_session_up(&mut self, session_id: &str) {
-        let making = |session: &Session| matches!(session.stage, Stage::Making(_));
-        if self.sessions.get(session_id).is_some_and(making) {
+        let late = |session: &Session| {
+            matches!(session.stage, Stage::Making(_)) && session.deadline <= Instant::now()
+        };
+        if self.sessions.get(session_id).is_some_and(late) {
             let step = "finish in time; a mount may hang".to_owned();
             self.drop_unmade(
                 session_id,
@@ -389,8 +396,9 @@ impl Holder {
             let session_id = session_id.to_owned();
             self.drop_unmade(&session_id.clone(), Refusal::SessionGone { session_id });
         } else {
-            self.timers.after(
-                DESTROY_PATIENCE,
+            session.deadline = Instant::now() + DESTROY_PATIENCE;
+            self.timers.at(
+                session.deadline,
                 Timer::DestroySession(session_id.to_owned()),
             );
             self.end_session(session_id, EndReason::Destroyed);
@@ -411,15 +419,16 @@ impl Holder {
             Stage::Ending(_) => return,
             Stage::Ready => session.stage = Stage::Ending(reason),
         }
-        // Processes that wait for a dead gateway's filesystem can end only when nobody
-        // holds its device open any more.
-        session.fuse_device = None;
         if let Some(init) = &session.init
             && let Err(error) = pidfd_send_signal(init.pidfd.as_fd(), libc::SIGKILL)
             && error.raw_os_error() != Some(libc::ESRCH)
         {
             tracing::error!(%error, session_id, "an init can't be killed");
         }
+        // Processes that wait for a dead gateway's filesystem can end only when nobody
+        // holds its device open any more. After the kill, so that none of them sees the
+        // filesystem fail.
+        session.fuse_device = None;
     }
 
     /// Answers destroyers of a session that is not gone in time.
@@ -427,6 +436,10 @@ impl Holder {
         let Some(session) = self.sessions.get_mut(session_id) else {
             return;
         };
+        // The timer may be an earlier session's of this name.
+        if session.deadline > Instant::now() {
+            return;
+        }
         for reply_to in std::mem::take(&mut session.destroyers) {
             self.refuse(
                 reply_to,

@@ -1,7 +1,8 @@
 //! What happens at a time.
 //!
 //! Owns a heap of moments. A timer is never cancelled: who rings looks whether it still
-//! matters, which is simpler than keeping two lists true to each other.
+//! matters (names may have been used again since), which is simpler than keeping two lists
+//! true to each other.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -99,6 +99,20 @@ pub(crate) struct MainExit {
     pub(crate) survivors: Vec<Survivor>,
 }
 
+impl MainExit {
+    /// An end that nobody has seen, of a process that was killed.
+    pub(crate) fn killed() -> MainExit {
+        MainExit {
+            code: None,
+            signal: Some(libc::SIGKILL),
+            user_cpu_us: 0,
+            system_cpu_us: 0,
+            max_rss_bytes: 0,
+            survivors: Vec::new(),
+        }
+    }
+}
+
 /// From a command's process, on its status socket, until it executes its program. The
 /// kernel adds its pid.
 #[derive(Debug, Serialize, Deserialize)]

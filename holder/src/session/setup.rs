@@ -78,7 +78,12 @@ fn enter(blueprint: Blueprint, control: &OwnedFd) -> Result<i32, Refusal> {
     };
     root.make_mountpoints()?;
     if may_mount {
-        drop_hidden_mounts(root.hidden())?;
+        let mut needed: Vec<&Path> = root.sources().collect();
+        needed.push(&scaffold);
+        if let Prepared::Mount(ViewMount::Bind(path)) = &view {
+            needed.push(path);
+        }
+        drop_hidden_mounts(root.hidden(), &needed)?;
     }
     let mut flags = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -237,13 +242,14 @@ fn classify(fd: OwnedFd) -> Result<ViewMount, Refusal> {
 }
 
 /// Takes away mounts at and under hidden paths. In a copy of the mount namespace that
-/// this process still has rights over; in the session's they are locked together.
-fn drop_hidden_mounts(hidden: &[PathBuf]) -> Result<(), Refusal> {
+/// this process still has rights over; in the session's they are locked together. One that
+/// holds a path that is `needed` stays, and will be covered only.
+fn drop_hidden_mounts(hidden: &[PathBuf], needed: &[&Path]) -> Result<(), Refusal> {
     let table = mounts::table().map_err(Refusal::setup("read the mount table"))?;
     let doomed = mounts::at_or_under(&table, hidden);
     let doomed: Vec<&Path> = doomed
         .into_iter()
-        .filter(|point| *point != Path::new("/"))
+        .filter(|point| !needed.iter().any(|path| path.starts_with(point)))
         .collect();
     if doomed.is_empty() {
         return Ok(());

@@ -114,6 +114,9 @@ impl Plan {
         }
         caps::drop_to(ground.caps, geteuid().is_root())
             .map_err(Refusal::spawn("drop capabilities"))?;
+        // Where the sysctl fs.suid_dumpable is not 0, the changes above have made this
+        // process, which still has the init's memory, open to others of the user.
+        syscalls::prctl(libc::PR_SET_DUMPABLE, 0).map_err(Refusal::spawn("hide"))?;
         chdir(self.cwd.as_c_str()).map_err(|errno| Refusal::Cwd {
             path: Bytes::from(self.cwd.to_bytes()),
             errno: errno as i32,
@@ -253,14 +256,21 @@ struct KernelSigaction {
 fn default_signals() -> io::Result<()> {
     // Not by libc, which keeps two signals to itself, while its own posix_spawn leaves them
     // ignored in what it starts; so they may have come down to us.
-    for signal in (1..=LAST_SIGNAL).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal))
+    for signal in
+        (1..=LAST_SIGNAL).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal))
     {
         let default = KernelSigaction::default();
         let none = std::ptr::null_mut::<KernelSigaction>();
         // SAFETY: the action is the kernel's structure for it, with SIG_DFL, which runs no
         // code of ours; the old one is not asked for.
         let result = unsafe {
-            libc::syscall(libc::SYS_rt_sigaction, signal, &raw const default, none, SIGSET_BYTES)
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                &raw const default,
+                none,
+                SIGSET_BYTES,
+            )
         };
         if result < 0 {
             return Err(io::Error::last_os_error());

@@ -12,7 +12,7 @@
 //! ended (so the holder does not take a moment without users for the end), and the init
 //! ends it when the command has no other process.
 //!
-//! Two sockets report: the *birth* pipe tells the init the ids, and the *status* socket
+//! Two channels report: the *birth* pipe tells the init the ids, and the *status* socket
 //! tells the holder that the program is about to run, or why it can't; its end without a
 //! word after that is the `exec` itself.
 //!
@@ -27,10 +27,13 @@ use std::io::{self, Read, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::libc::rlim_t;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::socket::MsgFlags;
 use nix::unistd::{
     ForkResult, Gid, Pid, Uid, dup2_stderr, dup2_stdin, dup2_stdout, fchown, fork, getpid, setpgid,
@@ -74,6 +77,11 @@ pub(crate) struct Born {
 /// Bytes on the birth pipe: main pid and namespace.
 const BIRTH: usize = 16;
 
+/// How long a birth may take (it takes a fraction of a millisecond), and how often, in
+/// milliseconds, a late one is helped.
+const BIRTH_PATIENCE: Duration = Duration::from_secs(3);
+const BIRTH_CHECK_MS: u8 = 50;
+
 /// Forks a command. `Ok(None)`: its process failed, and has told the holder why unless it
 /// was killed.
 pub(crate) fn spawn(
@@ -95,8 +103,13 @@ pub(crate) fn spawn(
             drop(birth);
             // Never dropped: most of the descriptors are closed by number on the way.
             let streams = ManuallyDrop::new(streams);
-            let child =
-                ManuallyDrop::new(Child { plan, order, ground, status, birth: birth_in });
+            let child = ManuallyDrop::new(Child {
+                plan,
+                order,
+                ground,
+                status,
+                birth: birth_in,
+            });
             let Err(refusal) = child.run(&streams);
             // Without a holder there is nobody left to tell.
             let _ = child.tell(&Status::Failed(refusal), None);
@@ -105,7 +118,7 @@ pub(crate) fn spawn(
     };
     drop((status, streams, birth_in));
     let mut bytes = [0; BIRTH];
-    // The child writes this before it does anything that could wait.
+    await_birth(&order.command_id, &birth, child)?;
     match birth.read_exact(&mut bytes) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -119,6 +132,32 @@ pub(crate) fn spawn(
         leader,
         mnt_ns: number(8),
     }))
+}
+
+/// Waits until a child has told of its birth, or can't any more.
+///
+/// It does so before anything that could wait. But a hostile command may stop it
+/// (`kill -STOP -1`), and the init must not hang by that: so it is set going again, and
+/// ended if that does not help.
+fn await_birth(command_id: &str, birth: &io::PipeReader, child: Pid) -> Result<(), Refusal> {
+    let deadline = Instant::now() + BIRTH_PATIENCE;
+    loop {
+        let mut fds = [PollFd::new(birth.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, BIRTH_CHECK_MS) {
+            Ok(0) => {}
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => continue,
+            Err(errno) => return Err(Refusal::spawn("wait for a process")(errno)),
+        }
+        // It is our child and not yet reaped, so the pid is its own.
+        if Instant::now() >= deadline {
+            kill(child, Signal::SIGKILL).map_err(Refusal::spawn("end a process"))?;
+            return Err(Refusal::KilledEarly {
+                command_id: command_id.to_owned(),
+            });
+        }
+        kill(child, Signal::SIGCONT).map_err(Refusal::spawn("set a process going"))?;
+    }
 }
 
 /// A command's process before it executes its program.
@@ -163,12 +202,31 @@ impl Child<'_> {
             terminal::open(rows, cols).map_err(Refusal::spawn("open a terminal"))?;
         self.give_to_user(slave.as_fd())?;
         terminal::take_control(slave.as_fd()).map_err(Refusal::spawn("take a terminal"))?;
+        let (mut known, mut known_in) = io::pipe().map_err(Refusal::spawn("make a pipe"))?;
         // SAFETY: this process is single-threaded, as its parent was.
         let main = unsafe { syscalls::fork_sibling() }.map_err(Refusal::spawn("fork"))?;
         if let Some(main) = main {
-            drop(master);
+            drop((master, known));
             self.tell_birth(main, mnt_ns)?;
+            match known_in.write_all(&[1]) {
+                Ok(()) => {}
+                // It has been killed already; the init will see that.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+                Err(error) => return Err(Refusal::spawn("tell the main process")(error)),
+            }
+            drop(known_in);
             lead(slave);
+        }
+        // The init must know this process before it does anything; a leader that was killed
+        // has not told it.
+        drop(known_in);
+        if known
+            .read(&mut [0])
+            .map_err(Refusal::spawn("hear from the leader"))?
+            == 0
+        {
+            let command_id = self.order.command_id.clone();
+            return Err(Refusal::KilledEarly { command_id });
         }
         self.tell(&Status::Started { mnt_ns }, Some(master.as_fd()))?;
         use_as_streams(&slave, &slave, &slave)?;

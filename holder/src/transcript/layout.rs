@@ -81,7 +81,7 @@ impl Header {
         }
         if header.block_bytes != BLOCK
             || header.segment_bytes == 0
-            || header.segment_bytes % BLOCK != 0
+            || !header.segment_bytes.is_multiple_of(BLOCK)
             || header.head_segments == 0
             || header.tail_segments < 2
         {

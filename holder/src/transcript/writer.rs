@@ -26,7 +26,7 @@ pub struct Writer {
 #[derive(Debug)]
 struct StreamWriter {
     stream: Stream,
-/// The segment being written; `None` before the first byte.
+    /// The segment being written; `None` before the first byte.
     segment: Option<Segment>,
     /// Its files; `None` while the transcript rests.
     files: Option<Files>,
@@ -81,7 +81,7 @@ impl Writer {
             .iter()
             .map(|stream| StreamWriter {
                 stream: *stream,
-segment: None,
+                segment: None,
                 files: None,
                 bytes: 0,
                 newlines: 0,
@@ -114,7 +114,7 @@ segment: None,
         appended
     }
 
-/// Closes the files until something is appended again.
+    /// Closes the files until something is appended again.
     pub fn rest(&mut self) {
         for stream in &mut self.streams {
             stream.files = None;
@@ -189,8 +189,11 @@ impl StreamWriter {
         }
         let index_path = layout::index_path(dir, self.stream, number);
         let first_byte = number * header.segment_bytes;
-        let index_header =
-            IndexHeader { first_byte, newlines: self.newlines, line_start: self.line_start };
+        let index_header = IndexHeader {
+            first_byte,
+            newlines: self.newlines,
+            line_start: self.line_start,
+        };
         let begun = File::create_new(&index_path)
             .and_then(|mut index| index.write_all(&index_header.encode()));
         begun.map_err(Error::path("create", index_path))?;

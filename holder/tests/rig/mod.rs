@@ -3,9 +3,14 @@
 //! Owns a temporary directory with the holder's run directory, views, private tmp
 //! directories and transcripts. Ends what it started.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test program uses a part of it"
+)]
 
 pub mod fuse;
+mod guard;
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,8 +19,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio as ProcessStdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use sandstack_holder::client::Notice;
@@ -24,42 +29,13 @@ use sandstack_holder::transcript::Reader;
 use sandstack_holder::{Client, Error};
 use tempfile::TempDir;
 
+pub use guard::{Watchdog, is_root, lacking};
+
 /// An ordinary user that every system has.
 pub const NOBODY: u32 = 65534;
 
 /// How long anything that should happen may take, on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Aborts the whole test program if it is not dropped in time.
-pub struct Watchdog {
-    done: Arc<(Mutex<bool>, Condvar)>,
-}
-
-impl Watchdog {
-    pub fn new(name: &str, limit: Duration) -> Watchdog {
-        let done = Arc::new((Mutex::new(false), Condvar::new()));
-        let (watched, name) = (Arc::clone(&done), name.to_owned());
-        std::thread::spawn(move || {
-            let (lock, bell) = &*watched;
-            let guard = lock.lock().unwrap();
-            let (guard, _) = bell
-                .wait_timeout_while(guard, limit, |done| !*done)
-                .unwrap();
-            if !*guard {
-                eprintln!("WATCHDOG: {name} has not ended in {limit:?}; aborting");
-                std::process::abort();
-            }
-        });
-        Watchdog { done }
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        *self.done.0.lock().unwrap() = true;
-        self.done.1.notify_all();
-    }
-}
 
 /// Whom the holder runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,46 +44,35 @@ pub enum Who {
     Nobody,
 }
 
-/// Says loudly that this machine can't run a test; fails where skipping is not allowed.
-pub fn lacking(what: &str) {
-    eprintln!("SKIPPED, THIS MACHINE LACKS: {what}");
-    assert!(
-        std::env::var("CI").as_deref() != Ok("true"),
-        "CI must not lack: {what}"
-    );
-}
-
-pub fn is_root() -> bool {
-    // SAFETY: a call without pointers.
-    unsafe { libc::geteuid() == 0 }
-}
-
-/// Writes a test that runs once with a holder of root and once with one of an ordinary
-/// user.
+/// Makes tests of functions: each runs once with a holder of root and once with one of an
+/// ordinary user.
 #[macro_export]
 macro_rules! both {
-    ($(#[$meta:meta])* fn $name:ident($rig:ident) $body:block) => {
-        mod $name {
-            #[allow(unused_imports)]
-            use super::*;
-
-            fn test($rig: $crate::rig::Rig) $body
-
-            $(#[$meta])*
-            #[test]
-            fn as_root() {
-                if let Some(rig) = $crate::rig::Rig::start($crate::rig::Who::Root, concat!(stringify!($name), "::as_root")) {
-                    test(rig);
+    ($($name:ident),* $(,)?) => {
+        mod as_root {
+            use $crate::rig::{Rig, Who};
+            $(
+                #[test]
+                fn $name() {
+                    let name = concat!("as_root::", stringify!($name));
+                    if let Some(rig) = Rig::start(Who::Root, name) {
+                        super::$name(rig);
+                    }
                 }
-            }
+            )*
+        }
 
-            $(#[$meta])*
-            #[test]
-            fn as_user() {
-                if let Some(rig) = $crate::rig::Rig::start($crate::rig::Who::Nobody, concat!(stringify!($name), "::as_user")) {
-                    test(rig);
+        mod as_user {
+            use $crate::rig::{Rig, Who};
+            $(
+                #[test]
+                fn $name() {
+                    let name = concat!("as_user::", stringify!($name));
+                    if let Some(rig) = Rig::start(Who::Nobody, name) {
+                        super::$name(rig);
+                    }
                 }
-            }
+            )*
         }
     };
 }
@@ -207,7 +172,11 @@ impl Rig {
             .arg(run_dir);
         command
             .args(["--sandbox-id", "test"])
-            .env("HOLDER_SECRET", "in-the-environment");
+            .env("HOLDER_SECRET", "in-the-environment")
+            .env(
+                "SANDSTACK_LOG",
+                std::env::var("SANDSTACK_LOG").as_deref().unwrap_or("warn"),
+            );
         command
             .stdin(ProcessStdio::null())
             .stdout(ProcessStdio::null());
@@ -216,6 +185,14 @@ impl Rig {
         }
         command.process_group(0);
         command
+    }
+
+    /// A word that is in no other test's processes.
+    pub fn tag(&self, name: &str) -> String {
+        format!(
+            "{}-{name}",
+            self.base.path().file_name().unwrap().to_str().unwrap()
+        )
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -255,6 +232,11 @@ impl Rig {
                 Err(error) => panic!("cannot connect: {error:?}"),
             }
         }
+    }
+
+    /// Ends the connection to the holder.
+    pub fn disconnect(&mut self) {
+        self.client = None;
     }
 
     pub fn reconnect(&mut self) {
@@ -474,6 +456,12 @@ impl Rig {
             Reply::Processes { processes } => processes,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// How many children the holder has: one for each session.
+    pub fn children(&self) -> usize {
+        let path = format!("/proc/{0}/task/{0}/children", self.holder.id());
+        fs::read_to_string(path).unwrap().split_whitespace().count()
     }
 
     pub fn refusal(&self, spawn: Spawn) -> Refusal {
