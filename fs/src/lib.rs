@@ -34,4 +34,4 @@ pub use mount::{MountOptions, Mounted, detached, mount_at, unmount, with_fusermo
 pub use profile::{Profile, TraceMode};
 pub use record::{Commands, Recorder};
 pub use tree::{Caller, NewNode, RenameMode, SetAttributes, SetTime, Space, Tree, XattrMode};
-pub use view::{SlowPool, View, ViewOptions};
+pub use view::{Owner, SlowPool, View, ViewOptions};

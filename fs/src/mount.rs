@@ -5,10 +5,11 @@
 //! [`mount_at`] mounts at a path, with `fusermount3` where the right is missing.
 
 use std::ffi::CString;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags};
@@ -102,16 +103,21 @@ pub fn mount_at(mounted: &Mounted, path: &Path) -> io::Result<()> {
 
 fn open_device() -> io::Result<OwnedFd> {
     const DEVICE: &str = "/dev/fuse";
-    let open = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(DEVICE)
-        .map(File::into);
-    open.map_err(|error| {
+    /// `FUSE_MINOR` of `linux/miscdevice.h`, under the major number of all miscellaneous devices.
+    const NUMBERS: (u32, u32) = (10, 229);
+    let open = || {
+        let device = OpenOptions::new().read(true).write(true).open(DEVICE)?;
+        let number = device.metadata()?.rdev();
+        if (libc::major(number), libc::minor(number)) != NUMBERS {
+            return Err(io::Error::other("it is not FUSE's device"));
+        }
+        Ok(device.into())
+    };
+    open().map_err(|error: io::Error| {
         let fix = match error.kind() {
             io::ErrorKind::NotFound => "load the module with `modprobe fuse`",
             io::ErrorKind::PermissionDenied => "let this user open it (`chmod 0666 /dev/fuse`)",
-            _ => "see dmesg",
+            _ => "it should be `c 10 229`, as the kernel makes it",
         };
         io::Error::new(
             error.kind(),

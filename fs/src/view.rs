@@ -26,11 +26,27 @@ pub struct ViewOptions {
     /// Threads that serve requests: 1 to 16. Two let one request overtake another that reads a cold
     /// blob; more only cost memory.
     pub threads: usize,
+    /// Whose everything appears to be, for a mount in a user namespace that knows nobody else: the
+    /// kernel would refuse every change of what belongs to somebody it cannot name. `None`: owners
+    /// are as they are.
+    pub owner: Option<Owner>,
+}
+
+/// A user and a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
 }
 
 impl Default for ViewOptions {
     fn default() -> Self {
-        ViewOptions { threads: 2 }
+        ViewOptions {
+            threads: 2,
+            owner: None,
+        }
     }
 }
 
@@ -62,14 +78,14 @@ impl View {
         options: &ViewOptions,
     ) -> io::Result<View> {
         let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
-        let profile = Profile::from(recorder.mode());
-        let adapter = Adapter::new(
-            Arc::clone(&tree),
-            Arc::clone(&recorder),
-            Arc::clone(&notifier),
-            profile,
-            Arc::clone(slow),
-        );
+        let adapter = Adapter {
+            tree: Arc::clone(&tree),
+            recorder: Arc::clone(&recorder),
+            notifier: Arc::clone(&notifier),
+            profile: Profile::from(recorder.mode()),
+            slow: Arc::clone(slow),
+            owner: options.owner,
+        };
         let mut config = Config::default();
         config.n_threads = Some(options.threads.clamp(1, 16));
         config.clone_fd = options.threads > 1;

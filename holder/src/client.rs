@@ -64,6 +64,29 @@ pub enum Notice {
     Ended(Error),
 }
 
+/// Copies of what a holder keeps of a session's view.
+#[derive(Debug)]
+pub struct ViewDescriptors {
+    /// The FUSE connection: `/dev/fuse`, opened for this view.
+    pub connection: OwnedFd,
+    /// The view's mount.
+    pub mount: OwnedFd,
+}
+
+impl ViewDescriptors {
+    fn from_frame(fds: Vec<OwnedFd>) -> Result<Option<ViewDescriptors>, Error> {
+        let count = fds.len();
+        let mut fds = fds.into_iter();
+        match (count, fds.next(), fds.next()) {
+            (0, ..) => Ok(None),
+            (2, Some(connection), Some(mount)) => Ok(Some(ViewDescriptors { connection, mount })),
+            _ => Err(Error::Protocol {
+                detail: format!("{count} descriptors of a view instead of none or two"),
+            }),
+        }
+    }
+}
+
 type Answer = Result<(Reply, Vec<OwnedFd>), Error>;
 
 /// A connection to a holder.
@@ -175,18 +198,32 @@ impl Client {
         waiter.recv().unwrap_or(Err(Error::Disconnected))
     }
 
-    /// Makes a session. `view` is the descriptor of a `View::Descriptor`; the descriptor
-    /// returned is that of a `View::MountFuse`.
+    /// Makes a session. `view` is what goes with a `View::Descriptor`: the mount or directory, and
+    /// the mount's connection if the holder is to keep both.
     ///
     /// # Errors
     /// As [`Client::request`].
     pub fn create_session(
         &self,
         session: CreateSession,
-        view: Option<BorrowedFd<'_>>,
-    ) -> Result<(SessionInfo, Option<OwnedFd>), Error> {
-        match self.request(&Request::CreateSession(Box::new(session)), view.as_slice())? {
-            (Reply::Session(info), fds) => Ok((info, fds.into_iter().next())),
+        view: &[BorrowedFd<'_>],
+    ) -> Result<(SessionInfo, Option<ViewDescriptors>), Error> {
+        match self.request(&Request::CreateSession(Box::new(session)), view)? {
+            (Reply::Session(info), fds) => Ok((info, ViewDescriptors::from_frame(fds)?)),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Copies of what the holder keeps of a session's view; `None` if it keeps nothing.
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub fn view_descriptors(&self, session_id: &str) -> Result<Option<ViewDescriptors>, Error> {
+        let request = Request::ViewDescriptors {
+            session_id: session_id.to_owned(),
+        };
+        match self.request(&request, &[])? {
+            (Reply::Done, fds) => ViewDescriptors::from_frame(fds),
             (other, _) => Err(unexpected(&other)),
         }
     }

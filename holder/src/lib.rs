@@ -42,6 +42,6 @@ mod terminal;
 pub mod transcript;
 
 pub use bytes::Bytes;
-pub use client::Client;
+pub use client::{Client, ViewDescriptors};
 pub use error::Error;
 pub use server::{ServeOptions, serve};

@@ -238,7 +238,7 @@ fn the_run_directory_is_hidden_where_the_host_is_seen(rig: Rig) {
     let view = rig::o_path(&rig.view("s"));
     use std::os::fd::AsFd;
     client
-        .create_session(rig.session_request("s"), Some(view.as_fd()))
+        .create_session(rig.session_request("s"), &[view.as_fd()])
         .unwrap();
     let script = format!(
         "ls -A {0}/run; touch {0}/run/x 2>/dev/null && echo wrote; [ -S {0}/holder.sock ] && echo SOCKET; ls -A {0}",

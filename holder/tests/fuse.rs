@@ -52,8 +52,8 @@ fn a_fuse_view_is_made_before_anybody_serves_it(rig: Rig) {
         return;
     }
     // Made and ready although every look into it would wait.
-    let (_, device) = rig.client().create_session(request(&rig), None).unwrap();
-    let served = fuse::serve(device.unwrap());
+    let (_, view) = rig.client().create_session(request(&rig), &[]).unwrap();
+    let served = fuse::serve(view.unwrap().connection);
     let spawned = rig.spawn(rig.shell("s", "c", "exec cat hello"));
     let outcome = rig.outcome("c");
     assert_eq!(
@@ -77,19 +77,16 @@ fn a_gateway_that_comes_back_gets_the_device_again(rig: Rig) {
     if !usable(&rig) {
         return;
     }
-    let (_, device) = rig.client().create_session(request(&rig), None).unwrap();
-    drop(device);
+    let (_, view) = rig.client().create_session(request(&rig), &[]).unwrap();
+    drop(view);
     // Nobody serves: the command waits for its working directory.
     let mut spawn = rig.shell("s", "c", "exec cat hello");
     spawn.timeout_ms = Some(60_000);
     let waiting = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| rig.client().spawn(spawn));
         until("a waiting process", || rig.processes("s").len() == 2);
-        let ask = Request::FuseDescriptor {
-            session_id: "s".to_owned(),
-        };
-        let (_, mut fds) = rig.client().request(&ask, &[]).unwrap();
-        let served = fuse::serve(fds.remove(0));
+        let view = rig.client().view_descriptors("s").unwrap().unwrap();
+        let served = fuse::serve(view.connection);
         waiting.join().unwrap().unwrap();
         assert_eq!(rig.outcome("c").text(), "inside");
         served
@@ -102,7 +99,7 @@ fn a_timeout_ends_a_command_that_waits_for_its_directory(rig: Rig) {
     if !usable(&rig) {
         return;
     }
-    let (_, device) = rig.client().create_session(request(&rig), None).unwrap();
+    let (_, view) = rig.client().create_session(request(&rig), &[]).unwrap();
     let mut spawn = rig.shell("s", "c", "cat hello");
     spawn.timeout_ms = Some(300);
     rig.spawn(spawn);
@@ -117,18 +114,18 @@ fn a_timeout_ends_a_command_that_waits_for_its_directory(rig: Rig) {
             refused => assert!(matches!(refusal(refused), Refusal::KilledEarly { .. })),
         }
     });
-    drop(device);
+    drop(view);
 }
 
 fn a_session_nobody_serves_can_be_destroyed(rig: Rig) {
     if !usable(&rig) {
         return;
     }
-    let (_, device) = rig.client().create_session(request(&rig), None).unwrap();
+    let (_, view) = rig.client().create_session(request(&rig), &[]).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| rig.client().spawn(rig.shell("s", "c", "cat hello")));
         until("a waiting process", || rig.processes("s").len() == 2);
-        drop(device);
+        drop(view);
         rig.client().destroy_session("s").unwrap();
         let gone = refusal(waiting.join().unwrap());
         assert_eq!(
@@ -157,7 +154,7 @@ fn without_the_device_the_fix_is_named() {
         // Then it can be used, which the other tests show.
         return;
     }
-    let refused = refusal(rig.client().create_session(request(&rig), None));
+    let refused = refusal(rig.client().create_session(request(&rig), &[]));
     match refused {
         Refusal::FuseRefused { errno, fix, .. } => {
             assert!([libc::EACCES, libc::ENOENT].contains(&errno) && fix.contains("/dev/fuse"));

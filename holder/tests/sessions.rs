@@ -223,12 +223,12 @@ fn what_cannot_be_made_is_refused_by_its_reason(rig: Rig) {
             ..
         }
     ));
-    let none = refusal(rig.client().create_session(rig.session_request("s"), None));
+    let none = refusal(rig.client().create_session(rig.session_request("s"), &[]));
     assert_eq!(none, Refusal::ViewRefused { errno: libc::EBADF });
     let file = fs::File::open("/etc/passwd").unwrap();
     let refused = refusal(
         rig.client()
-            .create_session(rig.session_request("s"), Some(file.as_fd())),
+            .create_session(rig.session_request("s"), &[file.as_fd()]),
     );
     assert_eq!(
         refused,
@@ -240,7 +240,7 @@ fn what_cannot_be_made_is_refused_by_its_reason(rig: Rig) {
     request.session_id = "a/b".to_owned();
     let view = o_path(&rig.view("s"));
     assert!(matches!(
-        refusal(rig.client().create_session(request, Some(view.as_fd()))),
+        refusal(rig.client().create_session(request, &[view.as_fd()])),
         Refusal::Invalid { .. }
     ));
     // After all of it the name is free, and no process is left over.
@@ -390,7 +390,7 @@ fn the_cost_of_a_session_and_of_a_command_is_measured(rig: Rig) {
             let began = Instant::now();
             let (info, _) = rig
                 .client()
-                .create_session(request, Some(view.as_fd()))
+                .create_session(request, &[view.as_fd()])
                 .unwrap();
             made.push(began.elapsed());
             let began = Instant::now();
@@ -450,7 +450,7 @@ fn a_detached_mount_becomes_the_view(rig: Rig) {
     fs::write(view.join("f"), "from the mount\n").unwrap();
     let mount = detached(&view);
     rig.client()
-        .create_session(rig.session_request("s"), Some(mount.as_fd()))
+        .create_session(rig.session_request("s"), &[mount.as_fd()])
         .unwrap();
     drop(mount);
     let text = rig

@@ -7,18 +7,19 @@
 //!
 //! Which command a process belongs to follows from its mount namespace: each command has one of its
 //! own, which no process of it can leave, and every child inherits it, however it was forked. The
-//! embedder says which namespace is which command ([`Commands`]), at the latest when it knows that
-//! the command runs; the recorder asks when it writes.
+//! embedder says which namespace is which command ([`Commands`]), while the command is being started
+//! or soon after; rows of namespaces that are not known wait as long as a command is being started.
 
 mod path;
 mod process;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use sandstack_store::{
     AccessKind, AccessRow, Actor, Attributes, Ino, Kind, Name, RelPath, Result, Upper,
 };
@@ -36,16 +37,48 @@ const MAX_WAITING: usize = 64 << 10;
 /// Which mount namespace (by inode number) is which command. Shared by whoever starts commands and
 /// the recorder.
 #[derive(Debug, Default)]
-pub struct Commands(RwLock<FxHashMap<u64, Arc<str>>>);
+pub struct Commands {
+    known: RwLock<FxHashMap<u64, Arc<str>>>,
+    /// How many are being started.
+    starting: AtomicUsize,
+}
+
+/// A command is being started; ends when it is dropped.
+#[derive(Debug)]
+pub struct Starting<'a>(&'a Commands);
 
 impl Commands {
-    /// Says that the processes of mount namespace `namespace` are those of `command`.
+    /// Says that a command is being started, before it can do anything.
+    pub fn starting(&self) -> Starting<'_> {
+        self.starting.fetch_add(1, Ordering::SeqCst);
+        Starting(self)
+    }
+
+    /// Says that the processes of mount namespace `namespace` are those of `command`. The number
+    /// must not be another namespace's before [`Commands::ended`].
     pub fn register(&self, namespace: u64, command: &str) {
-        self.0.write().insert(namespace, command.into());
+        self.known.write().insert(namespace, command.into());
+    }
+
+    /// Says that nothing of `command` runs any more and that its accesses have been written
+    /// ([`Recorder::flush`]).
+    pub fn ended(&self, command: &str) {
+        self.known.write().retain(|_, other| **other != *command);
+    }
+
+    /// Says that nothing runs any more, and that everything has been written.
+    pub fn all_ended(&self) {
+        self.known.write().clear();
     }
 
     fn command(&self, namespace: u64) -> Option<Arc<str>> {
-        self.0.read().get(&namespace).cloned()
+        self.known.read().get(&namespace).cloned()
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.0.starting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -60,10 +93,11 @@ pub(crate) struct Process {
 }
 
 type Key = (Arc<RelPath>, AccessKind, Arc<Process>);
+type Rows = HashMap<Key, Counts>;
 
 #[derive(Default)]
 struct Waiting {
-    rows: HashMap<Key, Counts>,
+    rows: Rows,
     /// Set when the recorder ends.
     ended: bool,
     /// Why the log refuses, since when it does.
@@ -84,6 +118,8 @@ pub struct Recorder {
     session: Arc<str>,
     mode: TraceMode,
     commands: Arc<Commands>,
+    /// Held while rows are written. Taken before `waiting`.
+    writing: Mutex<()>,
     waiting: Mutex<Waiting>,
     /// Signalled when rows have been taken to be written, and when the recorder ends.
     changed: Condvar,
@@ -117,6 +153,7 @@ impl Recorder {
             session: session.into(),
             mode,
             commands,
+            writing: Mutex::default(),
             waiting: Mutex::default(),
             changed: Condvar::new(),
             paths: Mutex::default(),
@@ -151,14 +188,37 @@ impl Recorder {
         self.mode
     }
 
-    /// Writes what waits, now.
+    /// Writes what waits, now; but not what waits for a command to be started. When it returns,
+    /// nothing that was noted before is still being written.
     ///
     /// # Errors
     /// As the access log's; the rows are lost then, and the time since the last frame is a gap.
     pub fn flush(&self) -> Result<()> {
-        let rows = std::mem::take(&mut self.waiting.lock().rows);
+        let _turn = self.writing.lock();
+        let rows = self.take(&mut self.waiting.lock());
         self.changed.notify_all();
         self.write(rows)
+    }
+
+    /// Takes the rows that can be written: not those of an unknown namespace while a command is
+    /// being started, which may be its own.
+    fn take(&self, waiting: &mut Waiting) -> Rows {
+        // Asked before the namespaces: whoever has started a command has registered it.
+        let starting = self.commands.starting.load(Ordering::SeqCst) > 0;
+        if !starting || waiting.ended {
+            return std::mem::take(&mut waiting.rows);
+        }
+        let known: FxHashSet<u64> = self.commands.known.read().keys().copied().collect();
+        let mut rows: Rows = std::mem::take(&mut waiting.rows);
+        // They wait for milliseconds. Should one that is being started hang, and hold up the others,
+        // then those without a command are better than none.
+        if rows.len() < MAX_WAITING / 2 {
+            let own = |process: &Process| process.namespace != 0;
+            waiting.rows = rows
+                .extract_if(|(.., process), _| own(process) && !known.contains(&process.namespace))
+                .collect();
+        }
+        rows
     }
 
     /// Ends the record in order.
@@ -271,6 +331,10 @@ impl Recorder {
         } else {
             self.processes.find(pid)
         };
+        if process.pid == std::process::id() {
+            // What is done through the mount to flush it is no access of anybody's.
+            return;
+        }
         let now = now_unix_ms();
         let mut waiting = self.waiting.lock();
         // Back-pressure: nothing is dropped while the log can take it.
@@ -294,29 +358,27 @@ impl Recorder {
     }
 
     fn write_loop(&self) {
-        let mut waiting = self.waiting.lock();
-        while !waiting.ended {
-            self.changed.wait_for(&mut waiting, FLUSH_INTERVAL);
-            if waiting.rows.is_empty() {
-                // Nothing happens: sleep until something does, at no cost.
+        loop {
+            {
+                let mut waiting = self.waiting.lock();
+                // Folds for a while; when nothing happens it sleeps until something does.
+                self.changed.wait_for(&mut waiting, FLUSH_INTERVAL);
                 while waiting.rows.is_empty() && !waiting.ended {
                     self.changed.wait_for(&mut waiting, FLUSH_INTERVAL * 10);
                 }
-                continue;
+                if waiting.ended {
+                    return;
+                }
             }
-            let rows = std::mem::take(&mut waiting.rows);
-            drop(waiting);
-            self.changed.notify_all();
-            let result = self.write(rows);
-            waiting = self.waiting.lock();
-            if let Err(error) = result {
+            if let Err(error) = self.flush() {
                 tracing::error!(session = %self.session, %error, "access records were lost");
+                let mut waiting = self.waiting.lock();
                 waiting.failed.get_or_insert_with(|| error.to_string());
             }
         }
     }
 
-    fn write(&self, rows: HashMap<Key, Counts>) -> Result<()> {
+    fn write(&self, rows: Rows) -> Result<()> {
         if rows.is_empty() {
             return Ok(());
         }

@@ -57,7 +57,8 @@ pub enum Request {
         protocol_version: u32,
     },
     /// Makes a session. A [`View::Descriptor`] comes with the frame. Replied with
-    /// [`Reply::Session`], and with the `/dev/fuse` descriptor for a [`View::MountFuse`].
+    /// [`Reply::Session`], and with copies of the view's connection (`/dev/fuse`) and mount if the
+    /// holder keeps them.
     CreateSession(Box<CreateSession>),
     /// Ends a session and everything in it. Replied with [`Reply::Done`] once all of it
     /// is gone; also when there is no such session.
@@ -119,9 +120,10 @@ pub enum Request {
         /// The session.
         session_id: String,
     },
-    /// A copy of a [`View::MountFuse`] session's `/dev/fuse` descriptor, for a gateway
-    /// that came back and has none. Replied with [`Reply::Done`] and the descriptor.
-    FuseDescriptor {
+    /// Copies of what the holder keeps of a session's view, for a gateway that came back and has
+    /// neither: its connection (`/dev/fuse`), and its mount. Replied with [`Reply::Done`] and the
+    /// two descriptors in this order, or none.
+    ViewDescriptors {
         /// The session.
         session_id: String,
     },
@@ -313,7 +315,7 @@ pub struct Spawned {
     /// Its main process, in the holder's pid namespace.
     pub pid: i32,
     /// Inode number of its mount namespace: that of every process of the command, and of no
-    /// other's while one of them is alive. After that the kernel may use the number again.
+    /// other's until the command is forgotten or its session ends.
     pub mnt_ns: u64,
 }
 

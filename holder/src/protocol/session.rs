@@ -31,12 +31,13 @@ pub struct CreateSession {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum View {
-    /// From one descriptor beside the frame: a detached mount (from `fsmount` or
-    /// `open_tree`), which is moved in place; or a directory opened with `O_PATH`, which
-    /// is bound.
+    /// From a descriptor beside the frame: a detached mount (from `fsmount` or `open_tree`), which
+    /// is moved in place; or a directory opened with `O_PATH`, which is bound. A second descriptor,
+    /// if there is one, is the view's connection (`/dev/fuse`): the holder keeps both, so that the
+    /// mount outlives a gateway that dies, and another can serve it.
     Descriptor,
-    /// A FUSE mount that the holder makes inside the session's user namespace. Its
-    /// `/dev/fuse` descriptor comes back with the reply; the pids in its requests are
+    /// A FUSE mount that the holder makes inside the session's user namespace. Copies of its
+    /// connection and mount come back with the reply; the pids in its requests are
     /// those of the holder's pid namespace.
     MountFuse(FuseOptions),
 }

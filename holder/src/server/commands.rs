@@ -42,6 +42,9 @@ pub(super) struct Command {
     pub(super) phase: Phase,
     pub(super) status: Option<OwnedFd>,
     pub(super) spawned: Spawned,
+    /// Its mount namespace, held open until the command is forgotten or its session ends, so that
+    /// no other can get its number before.
+    pub(super) namespace: Option<OwnedFd>,
     pub(super) started_unix_ms: u64,
     pub(super) outputs: Vec<Output>,
     pub(super) pace: Pace,
@@ -193,6 +196,7 @@ impl Holder {
             phase: Phase::Starting(reply_to),
             status: Some(status),
             spawned: Spawned { pid: 0, mnt_ns: 0 },
+            namespace: None,
             started_unix_ms: unix_ms(),
             outputs,
             pace: Pace::default(),
@@ -235,10 +239,10 @@ impl Holder {
             tracing::trace!(command_id, ?heard, "a command's process says");
             match heard {
                 Ok(None) => return,
-                Ok(Some(Heard::Said(Status::Started { mnt_ns }, pid, master))) => {
-                    self.command_started(command_id, Spawned { pid, mnt_ns }, master);
+                Ok(Some(Heard::Said(Status::Started { mnt_ns }, pid, fds))) => {
+                    self.command_started(command_id, Spawned { pid, mnt_ns }, fds);
                 }
-                Ok(Some(Heard::Said(Status::Failed(refusal), _, _))) => {
+                Ok(Some(Heard::Said(Status::Failed(refusal), ..))) => {
                     // What fails in a session that is ending fails because of that.
                     let session_id = self.commands.get(command_id).map(|c| c.session_id.clone());
                     let refusal = match session_id {
@@ -258,10 +262,13 @@ impl Holder {
     }
 
     /// Its process is about to execute the program.
-    fn command_started(&mut self, command_id: &str, spawned: Spawned, master: Option<OwnedFd>) {
+    fn command_started(&mut self, command_id: &str, spawned: Spawned, fds: Vec<OwnedFd>) {
         let Some(command) = self.commands.get_mut(command_id) else {
             return;
         };
+        let mut fds = fds.into_iter();
+        command.namespace = fds.next();
+        let master = fds.next();
         command.spawned = spawned;
         command.started_unix_ms = unix_ms();
         let mut ready = match master {
@@ -473,14 +480,14 @@ impl Plumbing {
 #[derive(Debug)]
 enum Heard {
     /// A message, its sender's pid, and the terminal's master.
-    Said(Status, i32, Option<OwnedFd>),
+    Said(Status, i32, Vec<OwnedFd>),
     End,
 }
 
 /// Takes one message from a status socket; `None`: there is none now.
 fn take_status(socket: &OwnedFd) -> io::Result<Option<Heard>> {
     let mut bytes = vec![0; STATUS_BYTES];
-    let mut space = nix::cmsg_space!([RawFd; 1], libc::ucred);
+    let mut space = nix::cmsg_space!([RawFd; 2], libc::ucred);
     let mut parts = [io::IoSliceMut::new(&mut bytes)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
     let raw = socket.as_fd().as_raw_fd();
@@ -490,14 +497,14 @@ fn take_status(socket: &OwnedFd) -> io::Result<Option<Heard>> {
         Err(Errno::ECONNRESET) => return Ok(Some(Heard::End)),
         Err(errno) => return Err(errno.into()),
     };
-    let (mut pid, mut master) = (0, None);
+    let (mut pid, mut received) = (0, Vec::new());
     for control in message.cmsgs()? {
         match control {
             ControlMessageOwned::ScmRights(fds) => {
                 for fd in fds {
                     // SAFETY: the kernel has just made this descriptor for us, and
                     // nothing else knows of it.
-                    master = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+                    received.push(unsafe { OwnedFd::from_raw_fd(fd) });
                 }
             }
             ControlMessageOwned::ScmCredentials(sender) => pid = sender.pid(),
@@ -509,5 +516,5 @@ fn take_status(socket: &OwnedFd) -> io::Result<Option<Heard>> {
         return Ok(Some(Heard::End));
     }
     let status = serde_json::from_slice(&bytes[..length]).map_err(io::Error::from)?;
-    Ok(Some(Heard::Said(status, pid, master)))
+    Ok(Some(Heard::Said(status, pid, received)))
 }

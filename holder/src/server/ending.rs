@@ -228,6 +228,7 @@ impl Holder {
         }
         if let Some(command) = self.commands.get_mut(command_id) {
             command.phase = Phase::Forgotten;
+            command.namespace = None;
         }
         self.settle(command_id);
         Ok(())

@@ -65,9 +65,9 @@ impl Holder {
                 }
                 Err(refusal) => Err(refusal),
             },
-            Request::FuseDescriptor { session_id } => {
-                match self.fuse_descriptor(&session_id) {
-                    Ok(device) => self.reply(reply_to, Reply::Done, vec![device]),
+            Request::ViewDescriptors { session_id } => {
+                match self.view_descriptors(&session_id) {
+                    Ok(kept) => self.reply(reply_to, Reply::Done, kept),
                     Err(refusal) => self.refuse(reply_to, refusal),
                 }
                 return;
@@ -114,14 +114,11 @@ impl Holder {
             })
     }
 
-    fn fuse_descriptor(&self, session_id: &str) -> Result<OwnedFd, Refusal> {
+    fn view_descriptors(&self, session_id: &str) -> Result<Vec<OwnedFd>, Refusal> {
         let session = self.ready_session(session_id)?;
-        let device = session
-            .fuse_device()
-            .ok_or_else(|| Refusal::invalid("this session's view is not a mount_fuse"))?;
-        device
-            .try_clone()
-            .map_err(Refusal::setup("copy the FUSE descriptor"))
+        session
+            .kept()
+            .map_err(Refusal::setup("copy the view's descriptors"))
     }
 
     fn signal(&mut self, command_id: &str, signal: i32, reply_to: ReplyTo) {

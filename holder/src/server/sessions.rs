@@ -4,6 +4,7 @@
 //! of an init is remembered here until it answers or is gone.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -47,8 +48,8 @@ pub(super) struct Session {
     init: Option<Init>,
     info: SessionInfo,
     pub(super) env: Vec<(Bytes, Bytes)>,
-    /// Of a `MountFuse`: kept for a gateway that comes back.
-    fuse_device: Option<OwnedFd>,
+    /// Kept for a gateway that comes back: the view's connection, and its mount.
+    kept: Vec<OwnedFd>,
     destroyers: Vec<ReplyTo>,
     /// When its stage should be over: the making, or the ending.
     deadline: Instant,
@@ -89,8 +90,9 @@ impl Session {
         })
     }
 
-    pub(super) fn fuse_device(&self) -> Option<&OwnedFd> {
-        self.fuse_device.as_ref()
+    /// Copies of the view's connection and mount; none if there is nothing to serve it by.
+    pub(super) fn kept(&self) -> io::Result<Vec<OwnedFd>> {
+        self.kept.iter().map(OwnedFd::try_clone).collect()
     }
 }
 
@@ -109,7 +111,7 @@ impl Holder {
     fn try_create(
         &mut self,
         request: CreateSession,
-        mut fds: Vec<OwnedFd>,
+        fds: Vec<OwnedFd>,
         reply_to: ReplyTo,
     ) -> Result<(), Refusal> {
         let session_id = request.session_id.clone();
@@ -129,8 +131,16 @@ impl Holder {
             });
         }
         let root = RootPlan::judge(&request, &[&self.settings.run_dir, &self.socket])?;
-        let view = match (&request.view, fds.pop()) {
-            (View::Descriptor, Some(fd)) => ViewSource::Descriptor(fd),
+        let mut fds = fds.into_iter();
+        let mut kept = Vec::new();
+        let view = match (&request.view, fds.next()) {
+            (View::Descriptor, Some(view)) => {
+                if let Some(connection) = fds.next() {
+                    let mount = view.try_clone();
+                    kept = vec![connection, mount.map_err(Refusal::setup("keep the view"))?];
+                }
+                ViewSource::Descriptor(view)
+            }
             (View::Descriptor, None) => return Err(Refusal::ViewRefused { errno: libc::EBADF }),
             (View::MountFuse(options), _) => ViewSource::Fuse(options.clone()),
         };
@@ -175,7 +185,7 @@ impl Holder {
             init: None,
             info,
             env: request.env,
-            fuse_device: None,
+            kept,
             destroyers: Vec::new(),
             deadline: Instant::now() + MAKE_PATIENCE,
         };
@@ -285,7 +295,9 @@ impl Holder {
         let Some(session) = self.sessions.get_mut(session_id) else {
             return;
         };
-        session.fuse_device = fds.into_iter().next();
+        if !fds.is_empty() {
+            session.kept = fds;
+        }
         // It is a child of the setup process or ours, and none of us has reaped it.
         match pidfd_open(pid) {
             Ok(pidfd) => {
@@ -307,16 +319,14 @@ impl Holder {
         session.info.abstract_sockets_fenced = fenced;
         session.stage = Stage::Ready;
         let info = session.info.clone();
-        let device = session
-            .fuse_device
-            .as_ref()
-            .map(OwnedFd::try_clone)
-            .transpose();
-        match device {
-            Ok(device) => self.reply(reply_to, Reply::Session(info), device.into_iter().collect()),
+        match session.kept() {
+            Ok(kept) => self.reply(reply_to, Reply::Session(info), kept),
             Err(error) => {
                 self.end_session(session_id, EndReason::Destroyed);
-                self.refuse(reply_to, Refusal::setup("copy the FUSE descriptor")(error));
+                self.refuse(
+                    reply_to,
+                    Refusal::setup("copy the view's descriptors")(error),
+                );
             }
         }
     }
@@ -428,7 +438,13 @@ impl Holder {
         // Processes that wait for a dead gateway's filesystem can end only when nobody
         // holds its device open any more. After the kill, so that none of them sees the
         // filesystem fail.
-        session.fuse_device = None;
+        session.kept.clear();
+        // For the same reason: these hold the session's mounts.
+        for command in self.commands.values_mut() {
+            if command.session_id == session_id {
+                command.namespace = None;
+            }
+        }
     }
 
     /// Answers destroyers of a session that is not gone in time.

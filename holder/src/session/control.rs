@@ -38,8 +38,8 @@ pub(crate) enum ToInit {
 pub(crate) enum FromInit {
     /// The setup process waits for its id maps.
     NeedMaps,
-    /// The init has been forked; the setup process ends. Beside it comes the `/dev/fuse`
-    /// descriptor, if there is one.
+    /// The init has been forked; the setup process ends. Beside it come the
+    /// connection and the mount of a view that was made here, if one was.
     Forked { pid: i32 },
     /// The session is made.
     Ready {

@@ -126,7 +126,11 @@ fn enter(blueprint: Blueprint, control: &OwnedFd) -> Result<i32, Refusal> {
     // SAFETY: this process is single-threaded, so its memory is consistent in the child.
     match unsafe { fork() }.map_err(Refusal::setup("fork the init"))? {
         ForkResult::Parent { child } => {
-            let fds: Vec<&OwnedFd> = device.iter().collect();
+            let mount = match &handover.view {
+                ViewMount::Detached(mount) if device.is_some() => Some(mount),
+                _ => None,
+            };
+            let fds: Vec<&OwnedFd> = device.iter().chain(mount).collect();
             match tell(
                 control,
                 &FromInit::Forked {

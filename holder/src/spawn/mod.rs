@@ -112,7 +112,7 @@ pub(crate) fn spawn(
             });
             let Err(refusal) = child.run(&streams);
             // Without a holder there is nobody left to tell.
-            let _ = child.tell(&Status::Failed(refusal), None);
+            let _ = child.tell(&Status::Failed(refusal), &[]);
             127
         }),
     };
@@ -173,17 +173,16 @@ impl Child<'_> {
     fn run(&self, streams: &[OwnedFd]) -> Result<Infallible, Refusal> {
         setsid().map_err(Refusal::spawn("begin a process session"))?;
         unshare(CloneFlags::CLONE_NEWNS).map_err(Refusal::spawn("make a mount namespace"))?;
-        let mnt_ns = fs::metadata("/proc/self/ns/mnt")
-            .map_err(Refusal::spawn("look at the mount namespace"))?
-            .ino();
+        let namespace = fs::File::open("/proc/self/ns/mnt")
+            .map_err(Refusal::spawn("open the mount namespace"))?;
         match self.order.stdio {
-            Stdio::Pipes => self.on_pipes(streams, mnt_ns)?,
-            Stdio::Pty { rows, cols } => self.on_terminal(rows, cols, mnt_ns)?,
+            Stdio::Pipes => self.on_pipes(streams, &namespace)?,
+            Stdio::Pty { rows, cols } => self.on_terminal(rows, cols, &namespace)?,
         }
         self.execute()
     }
 
-    fn on_pipes(&self, streams: &[OwnedFd], mnt_ns: u64) -> Result<(), Refusal> {
+    fn on_pipes(&self, streams: &[OwnedFd], namespace: &fs::File) -> Result<(), Refusal> {
         let [stdin, stdout, stderr] = streams else {
             return Err(Refusal::invalid("three streams are needed"));
         };
@@ -192,12 +191,14 @@ impl Child<'_> {
             self.give_to_user(stream.as_fd())?;
         }
         use_as_streams(stdin, stdout, stderr)?;
+        let mnt_ns = number_of(namespace)?;
         self.tell_birth(getpid(), mnt_ns)?;
-        self.tell(&Status::Started { mnt_ns }, None)
+        self.tell(&Status::Started { mnt_ns }, &[namespace.as_fd()])
     }
 
     /// Returns in the main process only.
-    fn on_terminal(&self, rows: u16, cols: u16, mnt_ns: u64) -> Result<(), Refusal> {
+    fn on_terminal(&self, rows: u16, cols: u16, namespace: &fs::File) -> Result<(), Refusal> {
+        let mnt_ns = number_of(namespace)?;
         let terminal::Pair { master, slave } =
             terminal::open(rows, cols).map_err(Refusal::spawn("open a terminal"))?;
         self.give_to_user(slave.as_fd())?;
@@ -228,7 +229,8 @@ impl Child<'_> {
             let command_id = self.order.command_id.clone();
             return Err(Refusal::KilledEarly { command_id });
         }
-        self.tell(&Status::Started { mnt_ns }, Some(master.as_fd()))?;
+        let fds = [namespace.as_fd(), master.as_fd()];
+        self.tell(&Status::Started { mnt_ns }, &fds)?;
         use_as_streams(&slave, &slave, &slave)?;
         let own = getpid();
         setpgid(own, own).map_err(Refusal::spawn("make a process group"))?;
@@ -261,10 +263,10 @@ impl Child<'_> {
             .map_err(Refusal::spawn("tell the init"))
     }
 
-    fn tell(&self, status: &Status, fd: Option<BorrowedFd<'_>>) -> Result<(), Refusal> {
+    fn tell(&self, status: &Status, fds: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
         let message = serde_json::to_vec(status)
             .map_err(|error| Refusal::spawn("tell the holder")(io::Error::from(error)))?;
-        let fds: Vec<_> = fd.iter().map(AsRawFd::as_raw_fd).collect();
+        let fds: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         frame::send_some(self.status.as_fd(), &message, &fds, MsgFlags::empty())
             .map(drop)
             .map_err(Refusal::spawn("tell the holder"))
@@ -277,6 +279,13 @@ impl Child<'_> {
             self.status.as_raw_fd(),
         )
     }
+}
+
+fn number_of(namespace: &fs::File) -> Result<u64, Refusal> {
+    let metadata = namespace.metadata();
+    Ok(metadata
+        .map_err(Refusal::spawn("look at the mount namespace"))?
+        .ino())
 }
 
 fn use_as_streams(stdin: &OwnedFd, stdout: &OwnedFd, stderr: &OwnedFd) -> Result<(), Refusal> {

@@ -281,7 +281,7 @@ impl Rig {
     pub fn create(&self, request: CreateSession) -> Result<SessionInfo, Error> {
         let view = o_path(&self.view(&request.session_id));
         self.client()
-            .create_session(request, Some(view.as_fd()))
+            .create_session(request, &[view.as_fd()])
             .map(|(info, _)| info)
     }
 

@@ -1,228 +1,46 @@
-//! Between fuser and the tree: decodes, calls, replies. No rule of the filesystem is in here.
-//!
-//! Every handler runs under [`guarded`]: a panic in it drops its reply, which fuser answers with
-//! `EIO`, and the mount goes on.
+//! The requests of the kernel, one handler each.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use sandstack_store::{AccessKind, Attributes, Kind, Seek, Timestamp};
 
+use super::convert::{caller, errno, file_type, libc_device, set_time};
+use super::{Adapter, answer_sized, guarded};
 use crate::error::Error;
-use crate::notify::Notifier;
-use crate::profile::Profile;
-use crate::record::Recorder;
-use crate::tree::{Caller, NewNode, RenameMode, SetAttributes, SetTime, Tree, XattrMode};
-use crate::view::SlowPool;
+use crate::tree::{NewNode, RenameMode, SetAttributes, XattrMode};
 
 /// How long the kernel may believe an answer: the tree is the only one that changes the view, so
 /// until it is told otherwise. (68 years; the kernel cuts it to what its clock can hold.)
 const FOREVER: Duration = Duration::from_secs(i32::MAX as u64);
 /// Largest read, write and read-ahead, in bytes: what the kernel allows without a sysctl.
 const MAX_TRANSFER: u32 = 1 << 20;
-/// The bit by which the kernel marks an open for execution (`__FMODE_EXEC` of `linux/fs.h`).
-const OPEN_EXECUTE: i32 = 0x20;
+/// Most bytes of one `copy_file_range`; the caller goes on after a short count.
+const MAX_COPY: u64 = 256 << 20;
 
-pub(crate) struct Adapter {
-    tree: Arc<Tree>,
-    recorder: Arc<Recorder>,
-    notifier: Arc<Notifier>,
-    profile: Profile,
-    slow: Arc<SlowPool>,
-}
-
-impl Adapter {
-    pub(crate) fn new(
-        tree: Arc<Tree>,
-        recorder: Arc<Recorder>,
-        notifier: Arc<Notifier>,
-        profile: Profile,
-        slow: Arc<SlowPool>,
-    ) -> Self {
-        Adapter {
-            tree,
-            recorder,
-            notifier,
-            profile,
-            slow,
-        }
-    }
-
-    /// Before a change of content is answered: the kernel is to ask for the mode again if set-id
-    /// bits went.
-    fn tell_mode(&self, ino: INodeNo, changed: bool) {
-        if changed && let Err(error) = self.notifier.attributes(ino.0) {
-            tracing::warn!(ino = ino.0, %error, "the kernel was not told that set-id bits went");
-        }
-    }
-
-    fn open_flags(&self) -> FopenFlags {
-        if self.profile.direct_io {
-            FopenFlags::FOPEN_DIRECT_IO
-        } else {
-            FopenFlags::FOPEN_KEEP_CACHE
-        }
-    }
-
-    fn note_open(&self, pid: u32, ino: u64, flags: i32) {
-        if flags & OPEN_EXECUTE != 0 {
-            self.recorder.inode(pid, ino, AccessKind::Execute, 0);
-            self.recorder.executed(pid);
-            return;
-        }
-        let mode = flags & libc::O_ACCMODE;
-        if mode != libc::O_WRONLY {
-            self.recorder.inode(pid, ino, AccessKind::Open, 0);
-        }
-        if mode != libc::O_RDONLY {
-            self.recorder.inode(pid, ino, AccessKind::OpenWrite, 0);
-        }
-    }
-
-    fn make(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        node: NewNode,
-    ) -> Result<FileAttr, Errno> {
-        let name = name.as_bytes();
-        let made = self
-            .tree
-            .create(
-                caller(request),
-                parent.0,
-                name,
-                (mode & 0o7777) as u16,
-                node,
-            )
-            .map_err(errno)?;
-        self.recorder.named(made.ino, parent.0, name);
-        self.recorder
-            .entry(request.pid(), parent.0, name, AccessKind::Create, 0);
-        Ok(attr(&made))
-    }
-}
-
-/// Runs a handler; a panic in it is logged and ends with the handler.
-fn guarded(operation: &'static str, handler: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(handler)).is_err() {
-        tracing::error!(
-            operation,
-            "a filesystem handler panicked; the request failed with EIO"
-        );
-    }
-}
-
-fn caller(request: &Request) -> Caller {
-    Caller {
-        uid: request.uid(),
-        gid: request.gid(),
-        pid: request.pid(),
-    }
-}
-
-fn errno(error: Error) -> Errno {
-    if let Error::Store(cause) = &error
-        && error.errno() == libc::EIO
-    {
-        tracing::error!(error = %cause, "the store failed a filesystem request");
-    }
-    Errno::from_i32(error.errno())
-}
-
-fn attr(attributes: &Attributes) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(attributes.ino),
-        size: attributes.size,
-        // Whole pages, in units of 512 bytes.
-        blocks: attributes.stored.div_ceil(4096) * 8,
-        atime: system_time(attributes.atime),
-        mtime: system_time(attributes.mtime),
-        ctime: system_time(attributes.ctime),
-        crtime: UNIX_EPOCH,
-        kind: file_type(attributes.kind),
-        perm: attributes.mode,
-        nlink: attributes.nlink,
-        uid: attributes.uid,
-        gid: attributes.gid,
-        rdev: kernel_device(attributes.rdev),
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
-fn file_type(kind: Kind) -> FileType {
-    match kind {
-        Kind::File => FileType::RegularFile,
-        Kind::Directory => FileType::Directory,
-        Kind::Symlink => FileType::Symlink,
-        Kind::Fifo => FileType::NamedPipe,
-        Kind::Socket => FileType::Socket,
-        Kind::CharDevice => FileType::CharDevice,
-        Kind::BlockDevice => FileType::BlockDevice,
-    }
-}
-
-/// A device number as FUSE carries it (the kernel's `new_encode_dev`), from libc's.
-fn kernel_device(number: u64) -> u32 {
-    let (major, minor) = (libc::major(number), libc::minor(number));
-    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
-}
-
-fn libc_device(number: u32) -> u64 {
-    libc::makedev(
-        (number & 0xfff00) >> 8,
-        (number & 0xff) | ((number >> 12) & 0xfff00),
-    )
-}
-
-fn system_time(time: Timestamp) -> SystemTime {
-    let nanos = Duration::from_nanos(u64::from(time.nanos));
-    let seconds = Duration::from_secs(time.secs.unsigned_abs());
-    let whole = if time.secs < 0 {
-        UNIX_EPOCH.checked_sub(seconds)
-    } else {
-        UNIX_EPOCH.checked_add(seconds)
-    };
-    // What a SystemTime cannot hold is beyond what any kernel shows.
-    whole
-        .and_then(|whole| whole.checked_add(nanos))
-        .unwrap_or(UNIX_EPOCH)
-}
-
-fn set_time(time: TimeOrNow) -> SetTime {
-    match time {
-        TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(match time.duration_since(UNIX_EPOCH) {
-            Ok(since) => Timestamp {
-                secs: since.as_secs() as i64,
-                nanos: since.subsec_nanos(),
-            },
-            // fuser 0.18 takes the nanoseconds of a time before 1970 away instead of adding them
-            // (time.rs, system_time_from_time). Undone here; a test on a mount would notice a fix.
-            Err(before) => {
-                let before = before.duration();
-                Timestamp {
-                    secs: -(before.as_secs() as i64),
-                    nanos: before.subsec_nanos(),
-                }
-            }
-        }),
-    }
-}
+/// The attributes of no inode.
+const NOTHING: Attributes = Attributes {
+    ino: 0,
+    kind: Kind::File,
+    mode: 0,
+    uid: 0,
+    gid: 0,
+    nlink: 0,
+    size: 0,
+    stored: 0,
+    rdev: 0,
+    atime: Timestamp { secs: 0, nanos: 0 },
+    mtime: Timestamp { secs: 0, nanos: 0 },
+    ctime: Timestamp { secs: 0, nanos: 0 },
+};
 
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
@@ -268,13 +86,13 @@ impl Filesystem for Adapter {
                         .named_if_changed(&self.tree, &found, parent.0, name);
                     self.recorder
                         .entry(request.pid(), parent.0, name, AccessKind::Lookup, 0);
-                    reply.entry(&FOREVER, &attr(&found), Generation(0));
+                    reply.entry(&FOREVER, &self.attr(&found), Generation(0));
                 }
                 Err(Error::NotFound) => {
                     self.recorder
                         .entry(request.pid(), parent.0, name, AccessKind::Missing, 0);
                     // Inode 0 says that the name is not there, and may be believed like any answer.
-                    let mut none = attr(&NOTHING);
+                    let mut none = self.attr(&NOTHING);
                     none.ino = INodeNo(0);
                     reply.entry(&FOREVER, &none, Generation(0));
                 }
@@ -295,7 +113,7 @@ impl Filesystem for Adapter {
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         guarded("getattr", || match self.tree.attributes(ino.0) {
-            Ok(found) => reply.attr(&FOREVER, &attr(&found)),
+            Ok(found) => reply.attr(&FOREVER, &self.attr(&found)),
             Err(error) => reply.error(errno(error)),
         });
     }
@@ -335,7 +153,7 @@ impl Filesystem for Adapter {
             match self.tree.set_attributes(caller(request), ino.0, set) {
                 Ok(found) => {
                     self.recorder.inode(request.pid(), ino.0, kind, 0);
-                    reply.attr(&FOREVER, &attr(&found));
+                    reply.attr(&FOREVER, &self.attr(&found));
                 }
                 Err(error) => reply.error(errno(error)),
             }
@@ -507,7 +325,7 @@ impl Filesystem for Adapter {
                         AccessKind::Link,
                         0,
                     );
-                    reply.entry(&FOREVER, &attr(&found), Generation(0));
+                    reply.entry(&FOREVER, &self.attr(&found), Generation(0));
                 }
                 Err(error) => reply.error(errno(error)),
             }
@@ -697,7 +515,7 @@ impl Filesystem for Adapter {
                     next,
                     OsStr::from_bytes(name),
                     &FOREVER,
-                    &attr(found),
+                    &self.attr(found),
                     Generation(0),
                 )
             });
@@ -892,102 +710,5 @@ impl Filesystem for Adapter {
                 Err(error) => reply.error(errno(error)),
             }
         });
-    }
-}
-
-/// Most bytes of one `copy_file_range`; the caller goes on after a short count.
-const MAX_COPY: u64 = 256 << 20;
-
-/// The attributes of no inode.
-const NOTHING: Attributes = Attributes {
-    ino: 0,
-    kind: Kind::File,
-    mode: 0,
-    uid: 0,
-    gid: 0,
-    nlink: 0,
-    size: 0,
-    stored: 0,
-    rdev: 0,
-    atime: Timestamp { secs: 0, nanos: 0 },
-    mtime: Timestamp { secs: 0, nanos: 0 },
-    ctime: Timestamp { secs: 0, nanos: 0 },
-};
-
-impl Adapter {
-    /// A sync waits for the disk, so it is done, and answered, by a thread that serves no requests.
-    fn sync_later(&self, reply: ReplyEmpty) {
-        let tree = Arc::clone(&self.tree);
-        self.slow.run(Box::new(move || {
-            guarded("fsync", || match tree.sync() {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(errno(error)),
-            });
-        }));
-    }
-
-    fn note_listing(&self, request: &Request, ino: INodeNo, offset: u64) {
-        // With messages for opendir each listing is noted there.
-        if offset == 0 && self.profile.open_without_message {
-            self.recorder
-                .inode(request.pid(), ino.0, AccessKind::List, 0);
-        }
-    }
-}
-
-fn answer_sized(value: &[u8], size: u32, reply: ReplyXattr) {
-    if size == 0 {
-        reply.size(value.len() as u32);
-    } else if value.len() > size as usize {
-        reply.error(Errno::ERANGE);
-    } else {
-        reply.data(value);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn device_numbers_go_both_ways() {
-        for (major, minor) in [
-            (0, 0),
-            (1, 3),
-            (8, 255),
-            (259, 1),
-            (4095, 0xfffff),
-            (10, 229),
-        ] {
-            let number = libc::makedev(major, minor);
-            assert_eq!(
-                libc_device(kernel_device(number)),
-                number,
-                "{major}:{minor}"
-            );
-        }
-    }
-
-    #[test]
-    fn times_of_all_ages_go_to_the_kernel() {
-        for (secs, nanos) in [
-            (0, 0),
-            (-1, 500_000_000),
-            (-2_000_000_000, 1),
-            (5_000_000_000, 999_999_999),
-        ] {
-            let time = system_time(Timestamp { secs, nanos });
-            let expected = match time.duration_since(UNIX_EPOCH) {
-                Ok(since) => (since.as_secs() as i64, since.subsec_nanos()),
-                Err(before) => {
-                    let before = before.duration();
-                    (
-                        -(before.as_secs() as i64) - 1,
-                        1_000_000_000 - before.subsec_nanos(),
-                    )
-                }
-            };
-            assert_eq!(expected, (secs, nanos));
-        }
     }
 }
