@@ -7,8 +7,9 @@
 //!
 //! A binary file has one run of 0 lines, which names the owner of the whole.
 //!
-//! The key is the stack (64 bits big-endian), the path, a NUL, and the 32-byte digest. The value is
-//! postcard of the runs.
+//! The key is the stack (64 bits big-endian), the path, a NUL, the 32-byte digest and the revision
+//! (64 bits big-endian) of the layer that they came with: content may come back, by another hand.
+//! The value is postcard of the runs.
 
 use serde::{Deserialize, Serialize};
 
@@ -143,21 +144,32 @@ impl<'a> Owners<'a> {
         Owners { stack }
     }
 
-    /// The runs of the file with this content at `path`. `bytes` is that content if it is text.
+    /// The runs of the file with this content at `path` of the layer of `revision`. `bytes` is that
+    /// content if it is text.
     pub(crate) fn find(
         &self,
         path: &RelPath,
         content: &Content,
         bytes: Option<&[u8]>,
+        revision: u64,
     ) -> Result<Runs> {
-        let key = run_key(self.stack.id(), path, &content.digest);
+        let key = |revision| run_key(self.stack.id(), path, &content.digest, revision);
         let lines = bytes.map(line_count);
-        let runs = match self.stack.db().blame.get(key)? {
+        let newest = self
+            .stack
+            .db()
+            .blame
+            .range(key(0)..=key(revision))
+            .next_back();
+        let runs = match newest {
             // Nothing has published this version here, so it is the base's.
             None => {
                 return Ok(lines.map_or_else(|| Runs::whole(BASE), |lines| Runs::all(lines, BASE)));
             }
-            Some(value) => Runs(db::decode(&format!("the owners of {path}"), &value)?),
+            Some(found) => Runs(db::decode(
+                &format!("the owners of {path}"),
+                &found.value()?,
+            )?),
         };
         if lines.is_some_and(|lines| lines != runs.total()) {
             return Err(Error::Corrupt {
@@ -172,22 +184,30 @@ impl<'a> Owners<'a> {
         Ok(runs)
     }
 
-    /// Keeps the runs of the file with this content at `path`.
-    pub(crate) fn keep(&self, batch: &mut DbBatch, path: &RelPath, digest: &Digest, runs: &Runs) {
+    /// Keeps the runs of the file with this content at `path` of the layer of `revision`.
+    pub(crate) fn keep(
+        &self,
+        batch: &mut DbBatch,
+        path: &RelPath,
+        digest: &Digest,
+        revision: u64,
+        runs: &Runs,
+    ) {
         batch.insert(
             &self.stack.db().blame,
-            &run_key(self.stack.id(), path, digest),
+            &run_key(self.stack.id(), path, digest, revision),
             &db::encode(&runs.0),
         );
     }
 }
 
-fn run_key(stack: StackId, path: &RelPath, digest: &Digest) -> Vec<u8> {
+fn run_key(stack: StackId, path: &RelPath, digest: &Digest, revision: u64) -> Vec<u8> {
     key(&[
         &stack.0.to_be_bytes(),
         path.as_bytes(),
         &[0],
         digest.as_bytes(),
+        &revision.to_be_bytes(),
     ])
 }
 
@@ -201,7 +221,7 @@ impl Stack {
         let lower = self.store().lower(&record.root)?;
         let content = file_at(&lower, path)?;
         let bytes = text_of(&lower, &content)?;
-        let runs = Owners::new(self).find(path, &content, bytes.as_deref())?;
+        let runs = Owners::new(self).find(path, &content, bytes.as_deref(), layer.revision)?;
         self.show(content.digest, bytes.is_some(), runs, None)
     }
 
@@ -227,14 +247,12 @@ impl Stack {
         let runs = match base {
             Some(content) if content.digest == digest => {
                 let text = text_of(&lower, &content)?;
-                Owners::new(self).find(path, &content, text.as_deref())?
+                Owners::new(self).find(path, &content, text.as_deref(), layer.revision)?
             }
             Some(content) if is_text(bytes) => match text_of(&lower, &content)? {
-                Some(old) => Owners::new(self).find(path, &content, Some(&old))?.edited(
-                    &old,
-                    bytes,
-                    UNPUBLISHED,
-                ),
+                Some(old) => Owners::new(self)
+                    .find(path, &content, Some(&old), layer.revision)?
+                    .edited(&old, bytes, UNPUBLISHED),
                 None => Runs::all(line_count(bytes), UNPUBLISHED),
             },
             None if is_text(bytes) => Runs::all(line_count(bytes), UNPUBLISHED),

@@ -133,36 +133,40 @@ impl Content {
 }
 
 /// The digest of a file of `size` bytes made of `segments`, with zeros between them. `read` fills a
-/// buffer from a source.
+/// buffer from a source. `None` if `stopped` said so: zeros are not stored, but they take time.
 pub(crate) fn hash_segments<S: Copy>(
     size: u64,
     segments: &[(u64, u64, S)],
+    stopped: &dyn Fn() -> bool,
     mut read: impl FnMut(S, u64, &mut [u8]) -> Result<()>,
-) -> Result<Digest> {
+) -> Result<Option<Digest>> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; HASH_BYTES.min(size as usize)];
-    let mut at = 0;
-    let zeros = |hasher: &mut blake3::Hasher, mut count: u64| {
-        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-        while count > 0 {
-            let part = count.min(ZEROS.len() as u64);
-            hasher.update(&ZEROS[..part as usize]);
-            count -= part;
+    let ends = segments.iter().map(|&(offset, length, _)| offset + length);
+    let holes = std::iter::once(0).chain(ends);
+    let parts = segments
+        .iter()
+        .map(|&(offset, length, source)| (offset, length, Some(source)))
+        .chain([(size, 0, None)]);
+    for (hole, (offset, length, source)) in holes.zip(parts) {
+        static ZEROS: [u8; HASH_BYTES] = [0; HASH_BYTES];
+        for at in (hole..offset).step_by(HASH_BYTES) {
+            if stopped() {
+                return Ok(None);
+            }
+            hasher.update(&ZEROS[..(HASH_BYTES as u64).min(offset - at) as usize]);
         }
-    };
-    for &(offset, length, source) in segments {
-        zeros(&mut hasher, offset - at);
-        let mut done = 0;
-        while done < length {
+        let Some(source) = source else { continue };
+        for done in (0..length).step_by(HASH_BYTES) {
+            if stopped() {
+                return Ok(None);
+            }
             let part = &mut buffer[..(HASH_BYTES as u64).min(length - done) as usize];
             read(source, done, part)?;
             hasher.update(part);
-            done += part.len() as u64;
         }
-        at = offset + length;
     }
-    zeros(&mut hasher, size - at);
-    Ok(hasher.finalize().into())
+    Ok(Some(hasher.finalize().into()))
 }
 
 /// Writes a segment list: the magic, the count, then for each segment file offset, length, blob

@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 /// Bytes that must be free before a commit is tried: fjall preallocates its journal in steps of
 /// 64 MiB at most, and a memtable flush needs about as much again as its 16 MiB.
 const RESERVE_BYTES: u64 = 96 << 20;
+/// The same for a commit that only removes: it must be possible on a disk that is too full for any
+/// other, for it is how room is made.
+const REMOVAL_RESERVE_BYTES: u64 = 24 << 20;
 /// Memtable size. fjall's default of 64 MiB per keyspace costs memory and reopening time
 /// (1.8 µs a journaled record).
 const MEMTABLE_BYTES: u64 = 16 << 20;
@@ -42,12 +45,15 @@ pub(crate) struct Db {
 pub(crate) struct DbBatch {
     batch: OwnedWriteBatch,
     bytes: u64,
+    /// Whether it only removes.
+    removes: bool,
 }
 
 impl DbBatch {
     /// Sets `key` to `value`.
     pub(crate) fn insert(&mut self, keyspace: &Keyspace, key: &[u8], value: &[u8]) {
         self.bytes += (key.len() + value.len()) as u64;
+        self.removes = false;
         self.batch.insert(keyspace, key, value);
     }
 
@@ -107,6 +113,7 @@ impl Db {
         DbBatch {
             batch: self.database.batch(),
             bytes: 0,
+            removes: true,
         }
     }
 
@@ -115,7 +122,12 @@ impl Db {
         if batch.is_empty() {
             return Ok(());
         }
-        self.check_writable(batch.bytes())?;
+        let reserve = if batch.removes {
+            REMOVAL_RESERVE_BYTES
+        } else {
+            RESERVE_BYTES
+        };
+        self.check_free(reserve.saturating_add(batch.bytes().saturating_mul(2)))?;
         let result = batch.batch.commit().and_then(|()| match durability {
             Durability::Process => Ok(()),
             Durability::Power => self.database.persist(PersistMode::SyncAll),
@@ -135,7 +147,13 @@ impl Db {
         Ok(self.database.disk_space()? + self.database.journal_disk_space()?)
     }
 
-    fn check_writable(&self, bytes: u64) -> Result<()> {
+    /// Fails if a commit of `bytes` would be refused: for want of room on the disk, or because an
+    /// earlier one failed.
+    pub(crate) fn check_room(&self, bytes: u64) -> Result<()> {
+        self.check_free(RESERVE_BYTES.saturating_add(bytes.saturating_mul(2)))
+    }
+
+    fn check_free(&self, needed: u64) -> Result<()> {
         if let Some(reason) = self.failed.lock().as_ref() {
             return Err(Error::Failed {
                 reason: reason.clone(),
@@ -144,7 +162,7 @@ impl Db {
         let stat = rustix::fs::statvfs(&self.path)
             .map_err(|error| Error::io("examining", &self.path, error))?;
         let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-        if free < RESERVE_BYTES.saturating_add(bytes.saturating_mul(2)) {
+        if free < needed {
             return Err(Error::io(
                 "committing to",
                 &self.path,

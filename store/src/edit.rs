@@ -7,14 +7,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use rustc_hash::FxHashMap;
-
 use crate::digest::Digest;
 use crate::directory::{Directory, DirectoryEntry};
 use crate::error::{Error, Result};
 use crate::layer::LayerRoot;
 use crate::links::{LinkTable, LinkedNode};
-use crate::lower::{Lower, ROOT_INO};
+use crate::lower::Lower;
 use crate::name::{Name, RelPath};
 use crate::node::{Body, Ino, Kind, Node};
 use crate::objects::ObjectBatch;
@@ -31,8 +29,10 @@ pub(crate) enum Edit {
 
 /// Applies `edits` to the layer `base` and returns the root digest of the result.
 ///
-/// A path's directory must exist in `base` or be among the edits. Nodes of one inode number at
-/// several paths become one hard link; a hard link that keeps one name becomes a plain node.
+/// A path's directory must exist in `base` or be among the edits, and everything below a directory
+/// that goes must be removed by an edit of its own. Nodes of one inode number at several paths
+/// become one hard link; a hard link that keeps one name becomes a plain node; a number at several
+/// paths must be a hard link in `base` or set at all of them.
 pub(crate) fn apply(
     base: &Lower,
     edits: &BTreeMap<RelPath, Edit>,
@@ -52,43 +52,30 @@ type EntryEdits = BTreeMap<Name, Option<DirectoryEntry>>;
 
 impl Applier<'_> {
     fn run(&self) -> Result<Digest> {
-        let (links, inlined) = self.links()?;
+        let edits = self.effective();
+        let (links, inlined) = self.links(&edits)?;
         let mut pending: BTreeMap<(Reverse<usize>, RelPath), EntryEdits> = BTreeMap::new();
         let slot = |path: &RelPath| (Reverse(path.names().count()), path.clone());
         let mut root = self.node(&RelPath::ROOT)?;
         pending.insert(slot(&RelPath::ROOT), EntryEdits::new());
-        // What lies below a path that goes, or that is no directory any more, goes with it.
-        let mut gone: Option<&RelPath> = None;
-        let edits = self.edits.iter().filter(|(path, edit)| {
-            if gone.is_some_and(|gone| path.is_within(gone)) {
-                return false;
-            }
-            let stays = matches!(edit, Edit::Set(node) if node.kind() == Kind::Directory);
-            gone = if stays { None } else { Some(path) };
-            true
-        });
-        let edits: Vec<(&RelPath, Edit)> = edits.map(|(path, edit)| (path, edit.clone())).collect();
-        let inlined = inlined
-            .iter()
-            .map(|(path, node)| (path, Edit::Set(node.clone())));
-        for (path, edit) in edits.into_iter().chain(inlined) {
+        let inlined = inlined.iter().map(|(path, node)| (path, Some(node)));
+        for (path, node) in edits.into_iter().chain(inlined) {
             let Some((parent, name)) = path.split() else {
                 continue;
             };
-            let entry = match edit {
-                Edit::Remove => None,
-                Edit::Set(node) if node.kind() == Kind::Directory => {
+            let entry = match node {
+                None => None,
+                Some(node) if node.kind() == Kind::Directory => {
                     // Its entry is set when it has been written: deeper directories come first.
                     pending.entry(slot(path)).or_default();
                     continue;
                 }
-                Edit::Set(node) if links.0.contains_key(&node.meta.ino) => {
-                    Some(DirectoryEntry::Link {
-                        ino: node.meta.ino,
-                        kind: node.kind(),
-                    })
-                }
-                Edit::Set(mut node) => {
+                Some(node) if links.0.contains_key(&node.meta.ino) => Some(DirectoryEntry::Link {
+                    ino: node.meta.ino,
+                    kind: node.kind(),
+                }),
+                Some(node) => {
+                    let mut node = node.clone();
                     node.meta.links = 1;
                     Some(DirectoryEntry::Node(node))
                 }
@@ -117,6 +104,27 @@ impl Applier<'_> {
             links: links.save(self.batch)?,
         }
         .save(self.batch)
+    }
+
+    /// The edits that have an effect: what lies below a path that goes, or that is no directory any
+    /// more, goes with it. `None` removes.
+    fn effective(&self) -> Vec<(&RelPath, Option<&Node>)> {
+        let mut gone: Option<&RelPath> = None;
+        let mut effective = Vec::with_capacity(self.edits.len());
+        for (path, edit) in self.edits {
+            let node = match edit {
+                Edit::Remove => None,
+                Edit::Set(node) => Some(node),
+            };
+            if gone.is_some_and(|gone| path.is_within(gone)) {
+                debug_assert!(node.is_none(), "nothing is set below a path that goes");
+                continue;
+            }
+            let stays = node.is_some_and(|node| node.kind() == Kind::Directory);
+            gone = if stays { None } else { Some(path) };
+            effective.push((path, node));
+        }
+        effective
     }
 
     /// The metadata that the directory at `path` will have.
@@ -162,60 +170,49 @@ impl Applier<'_> {
 
     /// The link table of the result, and the nodes that lost all names but one, which is at a path
     /// that no edit may mention.
-    fn links(&self) -> Result<(LinkTable, Vec<(RelPath, Node)>)> {
+    fn links(
+        &self,
+        edits: &[(&RelPath, Option<&Node>)],
+    ) -> Result<(LinkTable, Vec<(RelPath, Node)>)> {
         let mut table = self.base.links().clone();
         let mut touched: BTreeSet<Ino> = BTreeSet::new();
         // Every name that goes or is overwritten.
-        for path in self.edits.keys() {
-            let Some(before) = self.base.node_at(path)? else {
-                continue;
-            };
-            if let Some(linked) = table.0.get_mut(&before.meta.ino) {
-                linked.names.remove(&self.place_in_base(path)?);
-                touched.insert(before.meta.ino);
+        if !table.0.is_empty() {
+            for path in self.edits.keys() {
+                let Some(before) = self.base.node_at(path)? else {
+                    continue;
+                };
+                if let Some(linked) = table.0.get_mut(&before.meta.ino) {
+                    linked.names.remove(&self.place_in_base(path)?);
+                    touched.insert(before.meta.ino);
+                }
             }
         }
-        // Every name that comes. One name is enough to begin with: a node becomes a link with its
-        // second.
-        let mut single: FxHashMap<Ino, (Ino, Name)> = FxHashMap::default();
-        for (path, edit) in self.edits {
-            let Edit::Set(node) = edit else { continue };
+        // Every name that comes.
+        let mut coming: BTreeMap<Ino, (&Node, BTreeSet<(Ino, Name)>)> = BTreeMap::new();
+        for (path, node) in edits {
+            let Some(node) = node.filter(|node| node.kind() != Kind::Directory) else {
+                continue;
+            };
             let Some((parent, name)) = path.split() else {
                 continue;
             };
-            if node.kind() == Kind::Directory {
-                continue;
-            }
-            let ino = node.meta.ino;
             let place = (self.node(&parent)?.meta.ino, name);
+            let (last, names) = coming
+                .entry(node.meta.ino)
+                .or_insert((node, BTreeSet::new()));
+            *last = node;
+            names.insert(place);
+        }
+        for (ino, (node, names)) in coming {
             if let Some(linked) = table.0.get_mut(&ino) {
                 linked.node = node.clone();
-                linked.names.insert(place);
+                linked.names.extend(names);
                 touched.insert(ino);
-            } else if let Some(first) = single.remove(&ino) {
-                table.0.insert(
-                    ino,
-                    LinkedNode {
-                        node: node.clone(),
-                        names: [first, place].into(),
-                    },
-                );
+            } else if names.len() > 1 {
+                let node = node.clone();
+                table.0.insert(ino, LinkedNode { node, names });
                 touched.insert(ino);
-            } else if node.meta.links > 1
-                && let Some(first) = self.remaining_name(ino)?
-                && first != place
-            {
-                // A plain node of the base that got a further name.
-                table.0.insert(
-                    ino,
-                    LinkedNode {
-                        node: node.clone(),
-                        names: [first, place].into(),
-                    },
-                );
-                touched.insert(ino);
-            } else {
-                single.insert(ino, place);
             }
         }
         let mut inlined = Vec::new();
@@ -232,7 +229,7 @@ impl Applier<'_> {
                     let mut node = linked.node;
                     node.meta.links = 1;
                     for (parent, name) in linked.names {
-                        if let Some(path) = self.path_of(parent, &name)? {
+                        if let Some(path) = self.path_of(edits, parent, &name)? {
                             inlined.push((path, node.clone()));
                         }
                     }
@@ -241,21 +238,6 @@ impl Applier<'_> {
             }
         }
         Ok((table, inlined))
-    }
-
-    /// The one name that plain node `ino` has in the base, if no edit takes it away.
-    fn remaining_name(&self, ino: Ino) -> Result<Option<(Ino, Name)>> {
-        let Some((parent, name)) = self.base.names(ino)?.into_iter().next() else {
-            return Ok(None);
-        };
-        let Some(directory) = self.base_path(parent)? else {
-            return Ok(None);
-        };
-        match self.edits.get(&directory.join(&name)) {
-            None => Ok(Some((parent, name))),
-            Some(Edit::Set(node)) if node.meta.ino == ino => Ok(Some((parent, name))),
-            Some(_) => Ok(None),
-        }
     }
 
     /// Directory number and name that `path` has in the base.
@@ -269,33 +251,18 @@ impl Applier<'_> {
     }
 
     /// The path in the result of `name` in directory `parent`; `None` if the directory is gone.
-    fn path_of(&self, parent: Ino, name: &Name) -> Result<Option<RelPath>> {
-        for (path, edit) in self.edits {
-            if let Edit::Set(node) = edit
-                && node.meta.ino == parent
-            {
-                return Ok(Some(path.join(name)));
-            }
+    fn path_of(
+        &self,
+        edits: &[(&RelPath, Option<&Node>)],
+        parent: Ino,
+        name: &Name,
+    ) -> Result<Option<RelPath>> {
+        let set = edits
+            .iter()
+            .find(|(_, node)| node.is_some_and(|node| node.meta.ino == parent));
+        if let Some((path, _)) = set {
+            return Ok(Some(path.join(name)));
         }
-        Ok(self.base_path(parent)?.map(|path| path.join(name)))
-    }
-
-    /// The path that directory `ino` has in the base; `None` if the base has no such directory.
-    fn base_path(&self, ino: Ino) -> Result<Option<RelPath>> {
-        let mut names = Vec::new();
-        let mut at = ino;
-        while at != ROOT_INO {
-            let Some((parent, name)) = self.base.parent(at)? else {
-                return Ok(None);
-            };
-            names.push(name);
-            at = parent;
-        }
-        Ok(Some(
-            names
-                .iter()
-                .rev()
-                .fold(RelPath::ROOT, |path, name| path.join(name)),
-        ))
+        Ok(self.base.path(parent)?.map(|path| path.join(name)))
     }
 }

@@ -53,6 +53,9 @@ pub enum Error {
     /// No such lease.
     #[error("no lease {0} in the store")]
     NoLease(LeaseId),
+    /// The upper of a lease is open already.
+    #[error("the changes of lease {0} are open already")]
+    UpperOpen(LeaseId),
     /// The directory to import is not there, or is no directory.
     #[error("{} cannot be imported: {source}", path.display())]
     NotImportable {

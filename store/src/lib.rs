@@ -64,7 +64,7 @@ pub use publish::{
 };
 pub use records::Table;
 pub use stack::{Stack, StackId};
-pub use store::{Store, StoreUsage};
+pub use store::{Store, StoreOptions, StoreUsage};
 pub use text::{is_text, unified_diff};
 pub use upper::{
     Attributes, Attrs, BLOCK, Budget, Entry, Extents, FileBody, Inode, InodeBody, ListedEntry,

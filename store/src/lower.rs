@@ -178,6 +178,28 @@ impl Lower {
         Ok(self.names(ino)?.into_iter().next())
     }
 
+    /// The path of directory `ino`; `None` if the layer has no such directory.
+    ///
+    /// # Errors
+    /// As reading an object.
+    pub fn path(&self, ino: Ino) -> Result<Option<RelPath>> {
+        let mut names = Vec::new();
+        let mut at = ino;
+        while at != ROOT_INO {
+            let Some((parent, name)) = self.parent(at)? else {
+                return Ok(None);
+            };
+            names.push(name);
+            at = parent;
+        }
+        Ok(Some(
+            names
+                .iter()
+                .rev()
+                .fold(RelPath::ROOT, |path, name| path.join(name)),
+        ))
+    }
+
     /// The node at `path`; `None` if there is none. Symlinks are not followed.
     ///
     /// # Errors

@@ -33,6 +33,8 @@ pub(crate) const PACK_MAX: u64 = 128 << 10;
 const CACHED_PLACES: usize = 64 << 10;
 /// Open blob files kept for reading.
 const OPEN_BLOBS: usize = 512;
+/// Bytes that the database takes for the place of an object, generously.
+const PLACE_BYTES: u64 = 128;
 /// Bytes read or written at a time while content is copied.
 const COPY_BYTES: usize = 1 << 20;
 
@@ -252,7 +254,26 @@ impl Objects {
             .mode(0o400)
             .open(&path)
             .map_err(|error| Error::io("making", &path, error))?;
-        Ok(Temporary { path, file })
+        Ok(Temporary {
+            path,
+            file,
+            placed: false,
+        })
+    }
+
+    /// Makes a blob file durable and gives it its name; returns the directory that it is in then.
+    fn place_file(&self, digest: &Digest, temporary: &mut Temporary) -> Result<PathBuf> {
+        let path = self.blob_path(digest);
+        let shard = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        temporary
+            .file
+            .sync_all()
+            .map_err(|error| Error::io("syncing", &temporary.path, error))?;
+        fs::create_dir_all(&shard).map_err(|error| Error::io("making", &shard, error))?;
+        // Over a file of the same name if a crash left one: its bytes are the same.
+        fs::rename(&temporary.path, &path).map_err(|error| Error::io("placing", &path, error))?;
+        temporary.placed = true;
+        Ok(shard)
     }
 }
 
@@ -260,12 +281,13 @@ impl Objects {
 struct Temporary {
     path: PathBuf,
     file: File,
+    placed: bool,
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.path)
-            && error.kind() != io::ErrorKind::NotFound
+        if !self.placed
+            && let Err(error) = fs::remove_file(&self.path)
         {
             tracing::warn!(path = %self.path.display(), %error, "a temporary blob could not be removed");
         }
@@ -359,12 +381,14 @@ impl ObjectBatch<'_> {
     ///
     /// Where the disk can reflink and the whole of a large file is wanted, the blocks are shared.
     /// The hash is taken of what the store then holds, not of the source, so that the two cannot
-    /// differ. [`io::ErrorKind::UnexpectedEof`] if the source is shorter.
+    /// differ. [`io::ErrorKind::UnexpectedEof`] if the source is shorter,
+    /// [`io::ErrorKind::Interrupted`] once `stopped` says so.
     pub(crate) fn put_file(
         &self,
         source: &File,
         offset: u64,
         length: u64,
+        stopped: &dyn Fn() -> bool,
     ) -> io::Result<Result<Copied>> {
         if length <= PACK_MAX {
             let mut bytes = vec![0; length as usize];
@@ -385,6 +409,9 @@ impl ObjectBatch<'_> {
         let mut buffer = vec![0; COPY_BYTES];
         let mut done = 0;
         while done < length {
+            if stopped() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             let part = &mut buffer[..COPY_BYTES.min((length - done) as usize)];
             if reflinked {
                 if let Err(error) = temporary.file.read_exact_at(part, done) {
@@ -415,47 +442,41 @@ impl ObjectBatch<'_> {
     /// Makes the objects durable and adds where they lie to `batch`, which makes them findable
     /// when it commits.
     pub(crate) fn finish(self, batch: &mut DbBatch) -> Result<()> {
-        let pending = self.pending.into_inner();
+        let mut pending = self.pending.lock();
+        if pending.is_empty() {
+            return Ok(());
+        }
+        // Before files get their places, from which nothing but garbage collection takes them.
+        self.objects
+            .db
+            .check_room(batch.bytes() + pending.len() as u64 * PLACE_BYTES)?;
         let mut packs = BTreeSet::new();
         let mut shards = BTreeSet::new();
-        let mut places = Vec::with_capacity(pending.len());
-        for (digest, item) in pending {
+        for (digest, item) in pending.iter_mut() {
             let place = match item {
                 Pending::Pack(place) => {
                     packs.insert(place.pack);
-                    Place::Pack(place)
+                    Place::Pack(*place)
                 }
                 Pending::File(temporary, length) => {
-                    let path = self.objects.blob_path(&digest);
-                    let shard = path.parent().map(Path::to_path_buf).unwrap_or_default();
-                    fs::create_dir_all(&shard)
-                        .map_err(|error| Error::io("making", &shard, error))?;
-                    temporary
-                        .file
-                        .sync_all()
-                        .map_err(|error| Error::io("syncing", &temporary.path, error))?;
-                    // Over a file of the same name if a crash left one: its bytes are the same.
-                    fs::rename(&temporary.path, &path)
-                        .map_err(|error| Error::io("placing", &path, error))?;
-                    shards.insert(shard);
-                    Place::File { length }
+                    shards.insert(self.objects.place_file(digest, temporary)?);
+                    Place::File { length: *length }
                 }
             };
             batch.insert(&self.objects.db.objects, digest.as_bytes(), &place.encode());
-            places.push((digest, place));
         }
         for pack in packs {
             self.objects.packs.sync(pack)?;
         }
-        for shard in shards
-            .iter()
-            .map(PathBuf::as_path)
-            .chain([self.objects.dir.as_path()])
-        {
-            let file = File::open(shard).map_err(|error| Error::io("opening", shard, error))?;
-            file.sync_all()
-                .map_err(|error| Error::io("syncing", shard, error))?;
+        if !shards.is_empty() {
+            shards.insert(self.objects.dir.clone());
         }
+        for shard in shards {
+            let file = File::open(&shard).map_err(|error| Error::io("opening", &shard, error))?;
+            file.sync_all()
+                .map_err(|error| Error::io("syncing", &shard, error))?;
+        }
+        pending.clear();
         Ok(())
     }
 
@@ -478,5 +499,21 @@ impl ObjectBatch<'_> {
             self.added.fetch_add(bytes, Ordering::Relaxed);
             pending
         });
+    }
+}
+
+impl Drop for ObjectBatch<'_> {
+    /// What was not made durable gives its room in the packs back.
+    fn drop(&mut self) {
+        let places: Vec<PackPlace> = self
+            .pending
+            .get_mut()
+            .values()
+            .filter_map(|item| match item {
+                Pending::Pack(place) => Some(*place),
+                Pending::File(..) => None,
+            })
+            .collect();
+        self.objects.packs.reclaim(places);
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
+use rustix::fs::FallocateFlags;
 
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -93,13 +94,42 @@ impl Packs {
         record.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
         record.extend_from_slice(digest.as_bytes());
         record.extend_from_slice(bytes);
-        file.write_all_at(&record, start)
-            .map_err(|error| Error::io("writing", &self.pack_path(number), error))?;
-        Ok(PackPlace {
+        let place = PackPlace {
             pack: number,
             offset: start + HEADER_BYTES,
             length: bytes.len() as u64,
-        })
+        };
+        if let Err(error) = file.write_all_at(&record, start) {
+            self.reclaim(vec![place]);
+            return Err(Error::io("writing", &self.pack_path(number), error));
+        }
+        Ok(place)
+    }
+
+    /// Gives the room of objects that nothing refers to back to the disk. A disk that cannot do
+    /// that keeps it: nothing depends on it.
+    pub(crate) fn reclaim(&self, mut places: Vec<PackPlace>) {
+        places.sort_unstable_by_key(|place| (place.pack, place.offset));
+        // Neighbours together: the disk gives whole blocks back.
+        let mut runs: Vec<(u32, u64, u64)> = Vec::new();
+        for place in places {
+            let (start, end) = (place.offset - HEADER_BYTES, place.offset + place.length);
+            match runs.last_mut() {
+                Some((pack, _, last)) if *pack == place.pack && *last == start => *last = end,
+                _ => runs.push((place.pack, start, end)),
+            }
+        }
+        for (pack, start, end) in runs {
+            let path = self.pack_path(pack);
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let punched = OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .and_then(|file| Ok(rustix::fs::fallocate(&file, flags, start, end - start)?));
+            if let Err(error) = punched {
+                tracing::debug!(path = %path.display(), %error, "unused space stays allocated");
+            }
+        }
     }
 
     /// Makes everything appended to pack `number` so far durable.

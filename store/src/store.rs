@@ -3,7 +3,8 @@
 //! # On disk
 //! `FORMAT` holds the number of the store's format, `LOCK` is locked by the process that has the
 //! store open and holds its pid, `db/` is the database, `packs/` and `blobs/` hold objects, and
-//! `uppers/NNNNNNNN/` the private changes of lease NNNNNNNN.
+//! `uppers/NNNNNNNN/` the private changes of lease NNNNNNNN; with `.released` behind its name they are
+//! being removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::fs::FlockOperation;
 
 use crate::access::AccessLog;
@@ -35,13 +36,32 @@ pub struct Store {
     inner: Arc<StoreInner>,
 }
 
+/// How a store is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// An upper's journal of this many bytes is replaced by one that makes the same state from
+    /// scratch. The default, 16 MiB, is read again in about a tenth of a second.
+    pub checkpoint_bytes: u64,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions {
+            checkpoint_bytes: 16 << 20,
+        }
+    }
+}
+
 pub(crate) struct StoreInner {
     pub(crate) root: PathBuf,
+    pub(crate) options: StoreOptions,
     pub(crate) db: Arc<Db>,
     pub(crate) objects: Arc<Objects>,
     lowers: Mutex<FxHashMap<Digest, Weak<Lower>>>,
     stacks: Mutex<FxHashMap<StackId, Weak<StackInner>>>,
     access: AccessLog,
+    /// The leases whose uppers are open.
+    pub(crate) open_uppers: Mutex<FxHashSet<LeaseId>>,
     /// Guards the read-modify-write of counters.
     counters: Mutex<()>,
     /// Held for its lock.
@@ -74,6 +94,14 @@ impl Store {
     /// [`Error::InUse`] if another process has it open, [`Error::NewerFormat`], [`Error::Corrupt`],
     /// [`Error::Io`] or [`Error::Database`].
     pub fn open(root: &Path) -> Result<Store> {
+        Store::open_with(root, &StoreOptions::default())
+    }
+
+    /// Like [`Store::open`], with other than the default options.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_with(root: &Path, options: &StoreOptions) -> Result<Store> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -89,11 +117,13 @@ impl Store {
         let store = Store {
             inner: Arc::new(StoreInner {
                 root: root.to_path_buf(),
+                options: *options,
                 db,
                 objects,
                 lowers: Mutex::default(),
                 stacks: Mutex::default(),
                 access,
+                open_uppers: Mutex::default(),
                 counters: Mutex::new(()),
                 _lock: lock,
             }),
@@ -172,6 +202,7 @@ impl Store {
     pub fn lease(&self, id: LeaseId) -> Result<Lease> {
         match self.inner.db.stacks.get(lease_key(id))? {
             None => Err(Error::NoLease(id)),
+            Some(_) if self.released_dir(id).exists() => Err(Error::NoLease(id)),
             Some(bytes) => Ok(Lease::new(db::decode(&format!("lease {id}"), &bytes)?)),
         }
     }
@@ -184,22 +215,64 @@ impl Store {
         let mut leases = Vec::new();
         for guard in self.inner.db.stacks.prefix(b"e") {
             let (_, value) = guard.into_inner()?;
-            leases.push(Lease::new(db::decode("a lease", &value)?));
+            let lease = Lease::new(db::decode("a lease", &value)?);
+            if !self.released_dir(lease.id()).exists() {
+                leases.push(lease);
+            }
         }
         Ok(leases)
     }
 
     /// Ends a lease: its upper is removed, and its layer no longer pinned. Ending one that is not
-    /// there is no error.
+    /// there is no error. It needs no room, so that it makes some on a full disk.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Database`].
+    /// [`Error::Io`] or [`Error::Database`]. If the upper could be removed and the record not, the
+    /// lease is gone the next time it is released, or the store opened.
     pub fn release(&self, id: LeaseId) -> Result<()> {
+        let (dir, released) = (self.upper_dir(id), self.released_dir(id));
+        // From here on there is no way back: a lease whose upper is gone must not look like one
+        // that changed nothing.
+        match fs::rename(&dir, &released) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("releasing", &dir, error));
+            }
+            _ => {}
+        }
+        self.finish_release(id)
+    }
+
+    /// Removes what a released upper holds, the lease's record, and last the mark of the release.
+    fn finish_release(&self, id: LeaseId) -> Result<()> {
+        let released = self.released_dir(id);
+        match fs::read_dir(&released) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io("listing", &released, error)),
+            Ok(entries) => {
+                for entry in entries {
+                    entry
+                        .and_then(|entry| fs::remove_file(entry.path()))
+                        .map_err(|error| Error::io("removing", &released, error))?;
+                }
+            }
+        }
         let mut batch = self.inner.db.batch();
         batch.remove(&self.inner.db.stacks, &lease_key(id));
-        // The record goes first: an upper without a lease is removed when the store is opened.
         self.inner.db.commit(batch, Durability::Process)?;
-        remove_upper(&self.upper_dir(id))
+        match fs::remove_dir(&released) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io("removing", &released, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes on disk of the upper of a lease; 0 if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn upper_bytes(&self, id: LeaseId) -> Result<u64> {
+        crate::upper::disk_bytes(&self.upper_dir(id))
     }
 
     /// What the store takes on disk.
@@ -224,6 +297,11 @@ impl Store {
 
     pub(crate) fn upper_dir(&self, id: LeaseId) -> PathBuf {
         self.inner.root.join("uppers").join(id.to_string())
+    }
+
+    /// What an upper's directory is called once its lease is being released.
+    pub(crate) fn released_dir(&self, id: LeaseId) -> PathBuf {
+        self.upper_dir(id).with_extension("released")
     }
 
     /// Reserves inode numbers of `stack` for a lease and records the lease.
@@ -264,24 +342,33 @@ impl Store {
         Ok(next)
     }
 
-    /// Uppers whose lease is gone: a release was interrupted.
+    /// Ends what was interrupted: releases under way, and uppers that were made for a lease that
+    /// power loss took.
     fn remove_orphaned_uppers(&self) -> Result<()> {
         let dir = self.inner.root.join("uppers");
         for entry in fs::read_dir(&dir).map_err(|error| Error::io("listing", &dir, error))? {
             let entry = entry.map_err(|error| Error::io("listing", &dir, error))?;
-            let number = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok());
-            let Some(number) = number else { continue };
-            if self
-                .inner
-                .db
-                .stacks
-                .get(lease_key(LeaseId(number)))?
-                .is_none()
+            let name = entry.file_name();
+            let name = Path::new(&name);
+            let number = name.file_stem().and_then(|stem| stem.to_str());
+            let Some(number) = number.and_then(|stem| stem.parse().ok()) else {
+                continue;
+            };
+            let id = LeaseId(number);
+            if name
+                .extension()
+                .is_some_and(|extension| extension == "released")
             {
-                remove_upper(&entry.path())?;
+                match self.finish_release(id) {
+                    // The lease is gone all the same: it cannot be opened.
+                    Err(error) if error.is_disk_full() => {
+                        tracing::warn!(lease = %id, %error, "a release is not finished");
+                    }
+                    result => result?,
+                }
+            } else if self.inner.db.stacks.get(lease_key(id))?.is_none() {
+                fs::remove_dir_all(entry.path())
+                    .map_err(|error| Error::io("removing", &entry.path(), error))?;
             }
         }
         Ok(())
@@ -313,15 +400,6 @@ pub(crate) fn ino_key(stack: StackId) -> Vec<u8> {
 
 fn lease_key(id: LeaseId) -> Vec<u8> {
     key(&[b"e", &id.0.to_be_bytes()])
-}
-
-fn remove_upper(dir: &Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io("removing", dir, error))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn take_lock(root: &Path) -> Result<File> {

@@ -3,20 +3,21 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::host::{data_runs, descriptor_xattrs, meta};
 use super::identity::Identity;
-use super::join;
-use super::walk::{Counts, NodeError, add, descriptor_xattrs, meta, xattrs_object};
+use super::place::Place;
+use super::walk::{NodeError, Walk, add};
 use crate::content::{self, Content, Layout, Segment, Source};
 use crate::db::{Db, DbBatch, Durability};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
+use crate::lower::encode_xattrs;
 use crate::name::Name;
 use crate::node::{Body, Node, Timestamp, Xattrs};
 use crate::objects::ObjectBatch;
@@ -36,18 +37,18 @@ const COMMIT_FILES: usize = 16 << 10;
 pub(super) struct FileReader<'a> {
     store: &'a Store,
     db: Arc<Db>,
-    counts: &'a Counts,
+    walk: &'a Walk<'a>,
     objects: ObjectBatch<'a>,
     identities: DbBatch,
     pending: usize,
 }
 
 impl<'a> FileReader<'a> {
-    pub(super) fn new(store: &'a Store, counts: &'a Counts) -> Self {
+    pub(super) fn new(store: &'a Store, walk: &'a Walk<'a>) -> Self {
         let db = Arc::clone(&store.inner().db);
         FileReader {
             store,
-            counts,
+            walk,
             objects: store.objects().batch(),
             identities: db.batch(),
             db,
@@ -59,7 +60,7 @@ impl<'a> FileReader<'a> {
     pub(super) fn commit(&mut self) -> Result<()> {
         let objects = std::mem::replace(&mut self.objects, self.store.objects().batch());
         let mut batch = std::mem::replace(&mut self.identities, self.db.batch());
-        add(&self.counts.stored, objects.added_bytes());
+        add(&self.walk.counts.stored, objects.added_bytes());
         self.pending = 0;
         objects.finish(&mut batch)?;
         self.db.commit(batch, Durability::Power)
@@ -67,8 +68,8 @@ impl<'a> FileReader<'a> {
 
     /// Adds extended attributes; `None` if there are none.
     pub(super) fn put_xattrs(&self, xattrs: &Xattrs) -> Result<Option<Digest>> {
-        xattrs_object(xattrs)
-            .map(|bytes| self.objects.put(&bytes))
+        (!xattrs.is_empty())
+            .then(|| self.objects.put(&encode_xattrs(xattrs)))
             .transpose()
     }
 
@@ -76,14 +77,14 @@ impl<'a> FileReader<'a> {
     pub(super) fn read(
         &mut self,
         directory: &OwnedFd,
-        path: &Path,
+        place: &Place,
         name: &Name,
         stat: &Stat,
     ) -> Result<Option<Node>, NodeError> {
         if let Some(identity) = Identity::find(&self.db, stat)?
             && self.is_stored(&identity)?
         {
-            add(&self.counts.reused, 1);
+            add(&self.walk.counts.reused, 1);
             self.done(stat.st_size as u64)?;
             return Ok(Some(Node {
                 meta: meta(stat, identity.xattrs),
@@ -93,7 +94,9 @@ impl<'a> FileReader<'a> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = match rustix::fs::openat(directory, name.as_bytes(), flags, Mode::empty()) {
             Ok(file) => File::from(file),
-            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(None),
+            Err(Errno::NOENT) => return Ok(None),
+            // A symlink, or a socket.
+            Err(Errno::LOOP | Errno::NXIO) => return Err(NodeError::Changed),
             Err(error) => return Err(NodeError::Unreadable(error.into())),
         };
         let mut pauses = RETRY_PAUSES.iter();
@@ -104,7 +107,7 @@ impl<'a> FileReader<'a> {
                     Some(pause) => std::thread::sleep(*pause),
                     None => {
                         return Err(NodeError::Fatal(Error::ChangedWhileRead {
-                            path: join(path, name.as_bytes()),
+                            path: self.walk.path(place, name),
                             attempts: RETRY_PAUSES.len() as u32 + 1,
                         }));
                     }
@@ -118,6 +121,9 @@ impl<'a> FileReader<'a> {
         let unreadable = |error: Errno| NodeError::Unreadable(error.into());
         let read_at = Timestamp::now();
         let before = rustix::fs::fstat(file).map_err(unreadable)?;
+        if FileType::from_raw_mode(before.st_mode) != FileType::RegularFile {
+            return Err(NodeError::Changed);
+        }
         let content = match self.content(file, &before) {
             Ok(content) => content?,
             // Cut while it was read: the comparison below would say so too.
@@ -138,7 +144,7 @@ impl<'a> FileReader<'a> {
             xattrs,
             read_at,
         );
-        add(&self.counts.hashed, 1);
+        add(&self.walk.counts.hashed, 1);
         self.done(content.size)?;
         Ok(Some(Node {
             meta: meta(&after, xattrs),
@@ -151,32 +157,36 @@ impl<'a> FileReader<'a> {
         if size == 0 {
             return Ok(Ok(Content::empty()));
         }
-        // Fewer blocks than bytes: holes, or a filesystem that compresses.
-        if (stat.st_blocks as u64) * 512 < size {
-            let runs = data_runs(file, size)?;
-            if runs != [(0, size)] {
-                return self.sparse(file, size, &runs);
-            }
+        // The number of blocks would not tell: space may be reserved beyond the end, and
+        // filesystems compress.
+        let runs = data_runs(file, size)?;
+        if runs != [(0, size)] {
+            return self.sparse(file, size, &runs);
         }
-        Ok(self.objects.put_file(file, 0, size)?.map(|copied| {
-            if copied.reflinked {
-                add(&self.counts.reflinked, 1);
-            }
-            Content {
-                size,
-                stored: size,
-                digest: copied.digest,
-                layout: Layout::Whole,
-            }
-        }))
+        let stopped = || self.walk.is_stopped();
+        Ok(self
+            .objects
+            .put_file(file, 0, size, &stopped)?
+            .map(|copied| {
+                if copied.reflinked {
+                    add(&self.walk.counts.reflinked, 1);
+                }
+                Content {
+                    size,
+                    stored: size,
+                    digest: copied.digest,
+                    layout: Layout::Whole,
+                }
+            }))
     }
 
     /// A file with holes: one blob a run of data, and the digest of it all with the holes as zeros.
     fn sparse(&self, file: &File, size: u64, runs: &[(u64, u64)]) -> io::Result<Result<Content>> {
         let mut segments = Vec::with_capacity(runs.len());
         let mut stored = 0;
+        let stopped = || self.walk.is_stopped();
         for &(offset, length) in runs {
-            match self.objects.put_file(file, offset, length)? {
+            match self.objects.put_file(file, offset, length, &stopped)? {
                 Ok(copied) => {
                     segments.push(Segment {
                         offset,
@@ -195,10 +205,11 @@ impl<'a> FileReader<'a> {
             .iter()
             .map(|run| (run.offset, run.length, run.source.blob))
             .collect();
-        let digest = match content::hash_segments(size, &sources, |blob, at, buffer| {
+        let digest = match content::hash_segments(size, &sources, &stopped, |blob, at, buffer| {
             self.objects.read_at(&blob, at, buffer)
         }) {
-            Ok(digest) => digest,
+            Ok(Some(digest)) => digest,
+            Ok(None) => return Err(io::ErrorKind::Interrupted.into()),
             Err(error) => return Ok(Err(error)),
         };
         let list = match self.objects.put(&content::encode(&segments)) {
@@ -239,9 +250,10 @@ impl<'a> FileReader<'a> {
         }
     }
 
-    fn done(&mut self, bytes: u64) -> Result<()> {
-        add(&self.counts.files_done, 1);
-        add(&self.counts.bytes_done, bytes);
+    /// Counts a file as done.
+    pub(super) fn done(&mut self, bytes: u64) -> Result<()> {
+        add(&self.walk.counts.files_done, 1);
+        add(&self.walk.counts.bytes_done, bytes);
         self.pending += 1;
         if self.pending >= COMMIT_FILES {
             self.commit()
@@ -262,26 +274,4 @@ fn changed(before: &Stat, after: &Stat) -> bool {
         )
     };
     key(before) != key(after)
-}
-
-/// The runs of data in a file of `size` bytes: offset and length.
-fn data_runs(file: &File, size: u64) -> io::Result<Vec<(u64, u64)>> {
-    let mut runs = Vec::new();
-    let mut at = 0;
-    while at < size {
-        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            // A hole up to the end.
-            Err(Errno::NXIO) => break,
-            // The filesystem cannot say: all of it is data.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(vec![(0, size)]),
-            Err(error) => return Err(error.into()),
-        };
-        let end = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(size);
-        if start < end {
-            runs.push((start, end - start));
-        }
-        at = end.max(at + 1);
-    }
-    Ok(runs)
 }

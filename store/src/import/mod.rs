@@ -9,16 +9,18 @@
 //! so an import that fails or is killed leaves garbage and no layer.
 
 mod file;
+mod host;
 mod identity;
+mod place;
 mod walk;
 
-use std::fs::File;
 use std::ops::ControlFlow;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
+use rustix::fs::{Mode, OFlags};
 
 use crate::digest::Digest;
 use crate::directory::{Directory, DirectoryEntry};
@@ -35,6 +37,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// New nodes of sessions are numbered from here at least, well above the numbers of ext4, so that
 /// they are told apart at a glance.
 const FIRST_NEW_INO: Ino = 1 << 40;
+/// A number of the host from here on is replaced by a new one: filesystems that put a hash or a
+/// device into their numbers (network ones, unions) would leave no room for those of sessions.
+const LARGEST_KEPT_INO: Ino = 1 << 60;
 
 /// How far an import is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,10 +108,9 @@ impl Store {
         progress: &mut dyn FnMut(ImportProgress) -> ControlFlow<()>,
     ) -> Result<Imported> {
         let root = self.open_import_root(path)?;
-        let walk = Walk::new(self, path);
+        let walk = Walk::new(self, path, root);
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
         std::thread::scope(|scope| {
-            walk.begin(root);
             for _ in 0..threads {
                 scope.spawn(|| walk.work());
             }
@@ -134,11 +138,18 @@ impl Store {
         })
     }
 
-    fn open_import_root(&self, path: &Path) -> Result<File> {
+    fn open_import_root(&self, path: &Path) -> Result<OwnedFd> {
         let refused = |source: std::io::Error| Error::NotImportable {
             path: path.to_path_buf(),
             source,
         };
+        if path.is_relative() {
+            // Relative to what, whoever asked for it knows better than this process.
+            return Err(refused(std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                "an absolute path is needed",
+            )));
+        }
         let resolved = path.canonicalize().map_err(refused)?;
         let store = self
             .root()
@@ -150,17 +161,17 @@ impl Store {
                 store,
             });
         }
-        let root = File::open(&resolved).map_err(refused)?;
-        let metadata = root.metadata().map_err(refused)?;
-        if !metadata.is_dir() {
-            return Err(refused(std::io::ErrorKind::NotADirectory.into()));
-        }
-        if let Some(name) = walk::pseudo_filesystem(&root).map_err(refused)? {
+        // As a directory, so that a FIFO is refused and not waited for.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(&resolved, flags, Mode::empty())
+            .map_err(|error| refused(error.into()))?;
+        let pseudo = host::pseudo_filesystem(&root).map_err(|error| refused(error.into()))?;
+        if let Some(name) = pseudo {
             return Err(refused(std::io::Error::other(format!(
                 "it is on {name}, not on a disk"
             ))));
         }
-        tracing::debug!(path = %resolved.display(), device = metadata.dev(), "importing");
+        tracing::debug!(path = %resolved.display(), "importing");
         Ok(root)
     }
 }
@@ -258,11 +269,11 @@ impl Numbers {
     fn new(found: &Found) -> Self {
         let root = &found.directories[0];
         let root = (root.device, root.node.meta.ino);
-        let largest = found.largest_ino(root.0);
+        let largest = found.largest_ino(root.0, LARGEST_KEPT_INO);
         Numbers {
             root,
             foreign: FxHashMap::default(),
-            next: FIRST_NEW_INO.max(largest.saturating_add(1)),
+            next: FIRST_NEW_INO.max(largest + 1),
         }
     }
 
@@ -270,7 +281,7 @@ impl Numbers {
         if (device, ino) == self.root {
             return ROOT_INO;
         }
-        if device == self.root.0 && ino > ROOT_INO {
+        if device == self.root.0 && (ROOT_INO + 1..LARGEST_KEPT_INO).contains(&ino) {
             return ino;
         }
         *self.foreign.entry((device, ino)).or_insert_with(|| {

@@ -1,29 +1,32 @@
 //! The walk: directories are a shared stack of work, files are read by whoever lists them.
 
-use std::collections::{BTreeSet, HashSet};
-use std::fs::File;
+use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustc_hash::FxHashMap;
+use rustix::fs::{AtFlags, FileType, Stat};
 use rustix::io::Errno;
 
 use super::file::FileReader;
+use super::host::{descriptor_xattrs, meta, path_xattrs, pseudo_filesystem};
+use super::place::{OpenDirectories, Place};
 use super::{ImportProgress, ImportReport, join};
 use crate::digest::Digest;
 use crate::error::{Error, Result, UnreadablePath};
-use crate::lower::encode_xattrs;
 use crate::name::Name;
 use crate::node::{Body, Ino, Node, NodeMeta, Timestamp, Xattrs};
 use crate::store::Store;
 
 /// Unreadable paths that an error names one by one.
 const SHOWN_UNREADABLE: usize = 20;
+/// How often a name is looked at again because it was something else the moment before.
+const TYPE_ATTEMPTS: u32 = 16;
 
 /// Everything a walk found. Directory 0 is the root; each directory comes after its parent.
 pub(super) struct Found {
@@ -37,6 +40,8 @@ pub(super) struct FoundDirectory {
     pub(super) entries: Vec<(Name, Entry)>,
     /// False for one that vanished between being found and being opened.
     pub(super) opened: bool,
+    /// What stood there when it was to be opened, if that was no directory any more.
+    instead: Option<Entry>,
 }
 
 pub(super) enum Entry {
@@ -66,8 +71,8 @@ impl Found {
         shared
     }
 
-    /// The largest inode number on `device`.
-    pub(super) fn largest_ino(&self, device: u64) -> Ino {
+    /// The largest inode number on `device` below `limit`.
+    pub(super) fn largest_ino(&self, device: u64, limit: Ino) -> Ino {
         let directories = self
             .directories
             .iter()
@@ -82,7 +87,7 @@ impl Found {
             });
         directories
             .chain(others)
-            .filter(|(on, _)| *on == device)
+            .filter(|(on, ino)| *on == device && *ino < limit)
             .map(|(_, ino)| ino)
             .max()
             .unwrap_or(0)
@@ -92,10 +97,9 @@ impl Found {
 /// A directory that waits to be listed.
 struct Job {
     index: usize,
-    /// The directory it is in and its name there; `None` for the root, which is open already.
-    place: Option<(Arc<OwnedFd>, Name)>,
-    root: Option<File>,
-    path: PathBuf,
+    place: Place,
+    /// Device of the directory above; `None` for the root.
+    device: Option<u64>,
 }
 
 #[derive(Default)]
@@ -113,10 +117,15 @@ struct Queue {
 pub(super) struct Walk<'a> {
     store: &'a Store,
     root: &'a Path,
+    open: OpenDirectories,
     queue: Mutex<Queue>,
     /// Signalled when a job comes in or the last one ends.
     changed: Condvar,
-    counts: Counts,
+    pub(super) counts: Counts,
+    /// Set when the walk is to end before its time.
+    stopped: AtomicBool,
+    /// Files with several names that have been read, by device and inode.
+    linked: Mutex<FxHashMap<(u64, Ino), Node>>,
 }
 
 /// Counters of a walk.
@@ -139,27 +148,39 @@ pub(super) fn add(counter: &AtomicU64, count: u64) {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(store: &'a Store, root: &'a Path) -> Self {
+    /// A walk of `root`, which is open already.
+    pub(super) fn new(store: &'a Store, root: &'a Path, directory: OwnedFd) -> Self {
+        let open = OpenDirectories::new(directory);
+        let first = Job {
+            index: 0,
+            place: open.root(),
+            device: None,
+        };
         Walk {
             store,
             root,
-            queue: Mutex::default(),
+            open,
+            queue: Mutex::new(Queue {
+                jobs: vec![first],
+                unfinished: 1,
+                directories: vec![unopened(0)],
+                ..Queue::default()
+            }),
             changed: Condvar::new(),
             counts: Counts::default(),
+            stopped: AtomicBool::new(false),
+            linked: Mutex::default(),
         }
     }
 
-    /// Puts the opened root on the queue.
-    pub(super) fn begin(&self, root: File) {
-        let mut queue = self.queue.lock();
-        queue.directories.push(unopened(0));
-        queue.unfinished = 1;
-        queue.jobs.push(Job {
-            index: 0,
-            place: None,
-            root: Some(root),
-            path: self.root.to_path_buf(),
-        });
+    /// Whether the walk is to end before its time.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// The path of `name` in `place`, for messages.
+    pub(super) fn path(&self, place: &Place, name: &Name) -> PathBuf {
+        join(&place.path(self.root), name.as_bytes())
     }
 
     /// Waits for the end; `false` if `timeout` passed first.
@@ -173,6 +194,7 @@ impl<'a> Walk<'a> {
 
     /// Makes the walk end with `error`.
     pub(super) fn abort(&self, error: Error) {
+        self.stopped.store(true, Ordering::Relaxed);
         let mut queue = self.queue.lock();
         queue.failure.get_or_insert(error);
         queue.unfinished = queue.unfinished.saturating_sub(queue.jobs.len());
@@ -206,7 +228,7 @@ impl<'a> Walk<'a> {
             }
         }
         let _guard = AbortOnPanic(self);
-        let mut reader = FileReader::new(self.store, &self.counts);
+        let mut reader = FileReader::new(self.store, self);
         loop {
             let job = {
                 let mut queue = self.queue.lock();
@@ -215,8 +237,13 @@ impl<'a> Walk<'a> {
                         break job;
                     }
                     if queue.unfinished == 0 {
+                        // What an import has read before it failed serves the next one, but for
+                        // one that was to give room or time back.
+                        let wanted = queue.failure.as_ref().is_none_or(|error| {
+                            !error.is_disk_full() && !matches!(error, Error::Io { .. })
+                        });
                         drop(queue);
-                        if let Err(error) = reader.commit() {
+                        if wanted && let Err(error) = reader.commit() {
                             self.abort(error);
                         }
                         return;
@@ -239,7 +266,7 @@ impl<'a> Walk<'a> {
 
     /// What was found, once every thread has ended.
     pub(super) fn finish(self) -> Result<(Found, ImportReport)> {
-        let queue = self.queue.into_inner();
+        let mut queue = self.queue.into_inner();
         if let Some(error) = queue.failure {
             return Err(error);
         }
@@ -248,6 +275,25 @@ impl<'a> Walk<'a> {
                 count: queue.unreadable_count,
                 shown: queue.unreadable,
             });
+        }
+        let mut instead: FxHashMap<usize, Entry> = FxHashMap::default();
+        for (index, directory) in queue.directories.iter_mut().enumerate() {
+            if let Some(entry) = directory.instead.take() {
+                instead.insert(index, entry);
+            }
+        }
+        if !instead.is_empty() {
+            let entries = queue
+                .directories
+                .iter_mut()
+                .flat_map(|directory| &mut directory.entries);
+            for (_, entry) in entries {
+                if let Entry::Directory(index) = entry
+                    && let Some(other) = instead.remove(index)
+                {
+                    *entry = other;
+                }
+            }
         }
         let counts = self.counts;
         let report = ImportReport {
@@ -274,84 +320,70 @@ impl<'a> Walk<'a> {
     }
 
     fn list(&self, job: Job, reader: &mut FileReader<'_>) -> Result<()> {
-        let directory = match (job.root, &job.place) {
-            (Some(root), _) => OwnedFd::from(root),
-            (None, Some((parent, name))) => match open_directory(parent, name) {
-                Ok(directory) => directory,
-                // It was there a moment ago: the project changed, and what is read later is right.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
-                Err(error) => return self.unreadable(job.path, error.into()),
-            },
-            (None, None) => return Ok(()),
+        let directory = match job.place.open(&self.open) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOTDIR | Errno::LOOP) => return self.list_instead(&job, reader),
+            Err(error) => return self.unreadable(job.place.path(self.root), error.into()),
         };
         let (stat, xattrs, mut names) = match read_directory(&directory) {
             Ok(read) => read,
-            Err(error) => return self.unreadable(job.path, error.into()),
+            Err(error) => return self.unreadable(job.place.path(self.root), error.into()),
         };
-        if let Some(name) = pseudo_filesystem(&directory)
-            .map_err(|error| Error::io("examining", &job.path, error))?
+        if job.device.is_some_and(|above| above != stat.st_dev)
+            && let Some(name) = pseudo_filesystem(&directory)
+                .map_err(|error| Error::io("examining", &job.place.path(self.root), error))?
         {
             let error = io::Error::other(format!("it is on {name}, not on a disk"));
-            return self.unreadable(job.path, error);
+            return self.unreadable(job.place.path(self.root), error);
         }
         // In order, so that equal trees are read in the same order and errors are stable.
         names.sort_unstable();
-        let directory = Arc::new(directory);
+        names.dedup();
+        let place = Arc::new(job.place);
         let mut entries = Vec::with_capacity(names.len());
         let mut jobs = Vec::new();
         for name in names {
-            let stat =
-                match rustix::fs::statat(&*directory, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW) {
-                    Ok(stat) => stat,
-                    Err(Errno::NOENT) => continue,
-                    Err(error) => {
-                        self.unreadable(join(&job.path, name.as_bytes()), error.into())?;
-                        continue;
-                    }
-                };
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                let mut queue = self.queue.lock();
-                let index = queue.directories.len();
-                queue.directories.push(unopened(stat.st_dev));
-                entries.push((name.clone(), Entry::Directory(index)));
-                jobs.push(Job {
-                    index,
-                    path: join(&job.path, name.as_bytes()),
-                    place: Some((Arc::clone(&directory), name)),
-                    root: None,
-                });
-                continue;
+            if self.is_stopped() {
+                return Ok(());
             }
-            match self.node(&directory, &job.path, &name, &stat, reader) {
-                Ok(Some(node)) => entries.push((
-                    name,
-                    Entry::Node {
-                        device: stat.st_dev,
-                        node,
-                    },
-                )),
+            match self.entry(&directory, &place, &name, reader) {
+                Ok(Some(Seen::Node(entry))) => entries.push((name, entry)),
+                Ok(Some(Seen::Directory)) => {
+                    let mut queue = self.queue.lock();
+                    let index = queue.directories.len();
+                    queue.directories.push(unopened(stat.st_dev));
+                    entries.push((name.clone(), Entry::Directory(index)));
+                    jobs.push(Job {
+                        index,
+                        place: Place::below(&place, name),
+                        device: Some(stat.st_dev),
+                    });
+                }
                 Ok(None) => {}
                 Err(NodeError::Unreadable(error)) => {
-                    self.unreadable(join(&job.path, name.as_bytes()), error)?;
+                    self.unreadable(self.path(&place, &name), error)?;
+                }
+                Err(NodeError::Changed) => {
+                    return Err(Error::ChangedWhileRead {
+                        path: self.path(&place, &name),
+                        attempts: TYPE_ATTEMPTS,
+                    });
                 }
                 Err(NodeError::Fatal(error)) => return Err(error),
             }
         }
         let xattrs = reader.put_xattrs(&xattrs)?;
         // Body and number are filled in when the children are known.
-        let body = Body::Directory {
-            tree: Digest::empty(),
-            subdirectories: 0,
-            entries: 0,
-        };
         let found = FoundDirectory {
             device: stat.st_dev,
             node: Node {
                 meta: meta(&stat, xattrs),
-                body,
+                body: no_directory(),
             },
             entries,
             opened: true,
+            instead: None,
         };
         let mut queue = self.queue.lock();
         queue.directories[job.index] = found;
@@ -363,25 +395,102 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// A directory that was found is something else by now: that is what is taken in.
+    fn list_instead(&self, job: &Job, reader: &mut FileReader<'_>) -> Result<()> {
+        let Some((above, name)) = job.place.above() else {
+            return Ok(());
+        };
+        let changed = || Error::ChangedWhileRead {
+            path: self.path(above, name),
+            attempts: TYPE_ATTEMPTS,
+        };
+        let directory = match above.open(&self.open) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Ok(()),
+            // Something above it was replaced as well, by what would have to be followed.
+            Err(_) => return Err(changed()),
+        };
+        match self.entry(&directory, above, name, reader) {
+            Ok(Some(Seen::Node(entry))) => {
+                self.queue.lock().directories[job.index].instead = Some(entry);
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Ok(Some(Seen::Directory)) | Err(NodeError::Changed) => Err(changed()),
+            Err(NodeError::Unreadable(error)) => self.unreadable(self.path(above, name), error),
+            Err(NodeError::Fatal(error)) => Err(error),
+        }
+    }
+
+    /// Takes in what is called `name`, unless it is a directory; `None` if it is gone.
+    fn entry(
+        &self,
+        directory: &OwnedFd,
+        place: &Place,
+        name: &Name,
+        reader: &mut FileReader<'_>,
+    ) -> Result<Option<Seen>, NodeError> {
+        let mut counted = false;
+        for _ in 0..TYPE_ATTEMPTS {
+            let stat =
+                match rustix::fs::statat(directory, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) => stat,
+                    Err(Errno::NOENT) => return Ok(None),
+                    Err(error) => return Err(NodeError::Unreadable(error.into())),
+                };
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            if kind == FileType::Directory {
+                return Ok(Some(Seen::Directory));
+            }
+            if kind == FileType::RegularFile && !counted {
+                counted = true;
+                add(&self.counts.files_found, 1);
+                add(&self.counts.bytes_found, stat.st_size as u64);
+            }
+            match self.node(directory, place, name, &stat, reader) {
+                Err(NodeError::Changed) => {}
+                Ok(node) => {
+                    return Ok(node.map(|node| {
+                        Seen::Node(Entry::Node {
+                            device: stat.st_dev,
+                            node,
+                        })
+                    }));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(NodeError::Changed)
+    }
+
     fn node(
         &self,
         directory: &OwnedFd,
-        path: &Path,
+        place: &Place,
         name: &Name,
         stat: &Stat,
         reader: &mut FileReader<'_>,
     ) -> Result<Option<Node>, NodeError> {
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::RegularFile {
-            add(&self.counts.files_found, 1);
-            add(&self.counts.bytes_found, stat.st_size as u64);
-            return reader.read(directory, path, name, stat);
+            let several = (stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
+            if let Some(node) = several.and_then(|key| self.linked.lock().get(&key).cloned()) {
+                // Content that is not what it was when its other name was read would be a second
+                // version of one file; all names show the first.
+                reader.done(node.size())?;
+                return Ok(Some(node));
+            }
+            let node = reader.read(directory, place, name, stat)?;
+            if let (Some(key), Some(node)) = (several, &node) {
+                self.linked.lock().insert(key, node.clone());
+            }
+            return Ok(node);
         }
         let body = match kind {
             FileType::Symlink => {
                 match rustix::fs::readlinkat(directory, name.as_bytes(), Vec::new()) {
                     Ok(target) => Body::Symlink(target.into_bytes().into()),
-                    Err(Errno::NOENT | Errno::INVAL) => return Ok(None),
+                    Err(Errno::NOENT | Errno::INVAL) => return Err(NodeError::Changed),
                     Err(error) => return Err(NodeError::Unreadable(error.into())),
                 }
             }
@@ -397,7 +506,7 @@ impl<'a> Walk<'a> {
         };
         let xattrs = match path_xattrs(directory, name) {
             Ok(xattrs) => reader.put_xattrs(&xattrs).map_err(NodeError::Fatal)?,
-            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::NOENT) => return Err(NodeError::Changed),
             Err(error) => return Err(NodeError::Unreadable(error.into())),
         };
         add(
@@ -425,10 +534,19 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// What a name is.
+enum Seen {
+    Directory,
+    /// Taken in.
+    Node(Entry),
+}
+
 /// Why a node could not be taken in.
 pub(super) enum NodeError {
     /// The path cannot be read; others can.
     Unreadable(io::Error),
+    /// It is something else than a moment before.
+    Changed,
     /// The import cannot go on.
     Fatal(Error),
 }
@@ -450,138 +568,37 @@ fn unopened(device: u64) -> FoundDirectory {
         links: 1,
         xattrs: None,
     };
-    let body = Body::Directory {
-        tree: Digest::empty(),
-        subdirectories: 0,
-        entries: 0,
-    };
     FoundDirectory {
         device,
-        node: Node { meta, body },
+        node: Node {
+            meta,
+            body: no_directory(),
+        },
         entries: Vec::new(),
         opened: false,
+        instead: None,
     }
 }
 
-fn open_directory(parent: &OwnedFd, name: &Name) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(parent, name.as_bytes(), flags, Mode::empty())
+fn no_directory() -> Body {
+    Body::Directory {
+        tree: Digest::empty(),
+        subdirectories: 0,
+        entries: 0,
+    }
 }
 
 fn read_directory(directory: &OwnedFd) -> Result<(Stat, Xattrs, Vec<Name>), Errno> {
     let stat = rustix::fs::fstat(directory)?;
     let xattrs = descriptor_xattrs(directory)?;
-    let mut names = BTreeSet::new();
+    let mut names = Vec::new();
     let mut listing = rustix::fs::Dir::read_from(directory)?;
     while let Some(entry) = listing.read() {
         let entry = entry?;
         // What a directory lists is a name by the kernel's rules; `.` and `..` are the exceptions.
         if let Ok(name) = Name::new(entry.file_name().to_bytes()) {
-            names.insert(name);
+            names.push(name);
         }
     }
-    Ok((stat, xattrs, names.into_iter().collect()))
-}
-
-pub(super) fn meta(stat: &Stat, xattrs: Option<Digest>) -> NodeMeta {
-    NodeMeta {
-        ino: stat.st_ino,
-        mode: (stat.st_mode & 0o7777) as u16,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        mtime: Timestamp {
-            secs: stat.st_mtime,
-            nanos: stat.st_mtime_nsec as u32,
-        },
-        ctime: Timestamp {
-            secs: stat.st_ctime,
-            nanos: stat.st_ctime_nsec as u32,
-        },
-        links: stat.st_nlink as u32,
-        xattrs,
-    }
-}
-
-/// The extended attributes of an open file or directory.
-pub(super) fn descriptor_xattrs(file: impl AsFd + Copy) -> Result<Xattrs, Errno> {
-    collect_xattrs(
-        |buffer| rustix::fs::flistxattr(file, buffer),
-        |name, buffer| rustix::fs::fgetxattr(file, name, buffer),
-    )
-}
-
-/// The extended attributes of something that cannot be opened (a symlink, a FIFO).
-fn path_xattrs(directory: &OwnedFd, name: &Name) -> Result<Xattrs, Errno> {
-    use std::os::fd::AsRawFd;
-    // There is no llistxattrat before Linux 6.13; the descriptor's link in /proc is the way there.
-    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
-    path.extend_from_slice(name.as_bytes());
-    collect_xattrs(
-        |buffer| rustix::fs::llistxattr(path.as_slice(), buffer),
-        |name, buffer| rustix::fs::lgetxattr(path.as_slice(), name, buffer),
-    )
-}
-
-fn collect_xattrs(
-    list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
-    get: impl Fn(&[u8], &mut [u8]) -> Result<usize, Errno>,
-) -> Result<Xattrs, Errno> {
-    let mut xattrs = Xattrs::new();
-    let names = match read_growing(list) {
-        Ok(names) => names,
-        // The filesystem has none at all.
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(xattrs),
-        Err(error) => return Err(error),
-    };
-    for name in names
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty())
-    {
-        match read_growing(|buffer| get(name, buffer)) {
-            Ok(value) => {
-                xattrs.insert(name.to_vec(), value);
-            }
-            // Removed since it was listed, or (trusted.*) not ours to see.
-            Err(Errno::NODATA | Errno::PERM) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(xattrs)
-}
-
-/// Calls with a buffer, and again with a larger one while the kernel says that it is too small.
-fn read_growing(call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
-    let mut buffer = vec![0; 256];
-    loop {
-        match call(&mut buffer) {
-            Ok(length) => {
-                buffer.truncate(length);
-                return Ok(buffer);
-            }
-            // 64 KiB is the kernel's limit for both lists and values.
-            Err(Errno::RANGE) if buffer.len() < 64 << 10 => buffer.resize(buffer.len() * 4, 0),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Encodes extended attributes; `None` if there are none.
-pub(super) fn xattrs_object(xattrs: &Xattrs) -> Option<Vec<u8>> {
-    (!xattrs.is_empty()).then(|| encode_xattrs(xattrs))
-}
-
-/// The name of the pseudo filesystem that `file` is on; `None` on a disk.
-pub(super) fn pseudo_filesystem(file: impl AsFd) -> io::Result<Option<&'static str>> {
-    // The magics of linux/magic.h.
-    Ok(match rustix::fs::fstatfs(file)?.f_type as u32 {
-        0x9fa0 => Some("proc"),
-        0x6265_6572 => Some("sysfs"),
-        0x0027_e0eb | 0x6367_7270 => Some("cgroup"),
-        0x6462_6720 => Some("debugfs"),
-        0x7472_6163 => Some("tracefs"),
-        0x1cd1 => Some("devpts"),
-        0x7363_6673 => Some("securityfs"),
-        0xcafe_4a11 => Some("bpf"),
-        _ => None,
-    })
+    Ok((stat, xattrs, names))
 }

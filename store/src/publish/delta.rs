@@ -31,7 +31,7 @@ pub enum ChangeKind {
     Added,
     /// Its content, target or device differs.
     Modified,
-    /// Only mode, owner or extended attributes differ.
+    /// Only mode, owner, extended attributes, or what it is a hard link of differ.
     Metadata,
     /// It is another type of file.
     TypeChanged,
@@ -45,6 +45,27 @@ impl Delta {
         self.changes
             .iter()
             .filter_map(|(path, change)| change.kind().map(|kind| (path.clone(), kind)))
+    }
+}
+
+impl Delta {
+    /// The delta without the sockets that mine has, which cannot be published, and their paths. What
+    /// one took the place of is gone.
+    pub(super) fn split_sockets(mut self) -> (Delta, Vec<RelPath>) {
+        let mut sockets = Vec::new();
+        for (path, change) in &mut self.changes {
+            let socket = |node: &Option<Node>| {
+                node.as_ref().is_some_and(|node| node.kind() == Kind::Socket)
+            };
+            if socket(&change.mine) && change.kind().is_some() {
+                sockets.push(path.clone());
+                // One of the base may have got another mode or owner: it stays as it is.
+                change.mine = change.base.clone().filter(|base| base.kind() == Kind::Socket);
+            }
+        }
+        self.changes
+            .retain(|_, change| change.base.is_some() || change.mine.is_some());
+        (self, sockets)
     }
 }
 
@@ -75,12 +96,26 @@ pub(crate) fn difference(old: Option<&Node>, new: Option<&Node>) -> Option<Chang
         (Some(_), None) => Some(ChangeKind::Deleted),
         (Some(old), Some(new)) if old.kind() != new.kind() => Some(ChangeKind::TypeChanged),
         (Some(old), Some(new)) if !same_body(old, new) => Some(ChangeKind::Modified),
-        (Some(old), Some(new)) if !same_metadata(old, new) => Some(ChangeKind::Metadata),
+        (Some(old), Some(new)) if !same_metadata(old, new) || relinked(old, new) => {
+            Some(ChangeKind::Metadata)
+        }
         (Some(_), Some(_)) => None,
     }
 }
 
-/// Whether two versions of a path are the same, times and inode numbers aside.
+/// Whether a path was made, or is no longer, a hard link of another file. A plain file that was
+/// replaced by an equal one has another number too, but that is no change.
+pub(crate) fn relinked(old: &Node, new: &Node) -> bool {
+    let several = old.meta.links > 1 || new.meta.links > 1;
+    several && old.meta.ino != new.meta.ino && old.kind() != Kind::Directory
+}
+
+/// Whether two versions of a path are the same, or nothing is at either.
+pub(crate) fn equal(one: Option<&Node>, other: Option<&Node>) -> bool {
+    difference(one, other).is_none()
+}
+
+/// Whether two nodes are the same, times, inode numbers and hard links aside.
 pub(crate) fn same(one: &Node, other: &Node) -> bool {
     one.kind() == other.kind() && same_body(one, other) && same_metadata(one, other)
 }

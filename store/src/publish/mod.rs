@@ -8,29 +8,33 @@
 //!
 //! After a rejected, failed or interrupted publish the head and the session are as before.
 
+mod combine;
+mod conflict;
 mod delta;
+mod follow;
 mod git;
+mod git_index;
+mod numbers;
+mod origins;
+mod refs;
 mod resolve;
 mod route;
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
+mod since;
 
 use serde::{Deserialize, Serialize};
 
+pub use conflict::{Conflict, ConflictKind, Version};
 pub use delta::{Change, ChangeKind, Delta};
-pub use resolve::{Conflict, ConflictKind, Version};
+
 pub use route::{Policy, Route, Rule, SavedRef, Skipped};
 
-use crate::blame::{Owners, Runs};
+use crate::blame::Owners;
 use crate::db::Durability;
 use crate::digest::Digest;
-use crate::edit::{self, Edit};
-use crate::error::Result;
+use crate::edit;
+use crate::error::{Error, Result};
 use crate::layer::{LayerId, LayerKind, LayerRecord, Owner};
-use crate::lower::Lower;
 use crate::name::RelPath;
-use crate::node::{Kind, Node};
 use crate::stack::{Stack, StackRecord};
 use crate::upper::Upper;
 use resolve::{Resolution, Resolver};
@@ -138,20 +142,26 @@ impl Stack {
     /// The session's processes must not change anything meanwhile.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] (a full disk among them), [`crate::Error::Database`],
-    /// [`crate::Error::Failed`], or as reading an object. After an error the head and the session are as before.
+    /// [`Error::NoLease`] if the upper is not of this stack, [`Error::Io`] (a full disk among
+    /// them), [`Error::Database`], [`Error::Failed`], or as reading an object. After an error the
+    /// head and the session are as before.
     pub fn publish(
         &self,
         upper: &Upper,
         options: &PublishOptions,
         on_step: &mut dyn FnMut(Step),
     ) -> Result<PublishReport> {
+        if upper.lease().stack != self.id() {
+            return Err(Error::NoLease(upper.lease().id));
+        }
         on_step(Step::Capture);
         let batch = self.store().objects().batch();
-        let delta = upper.capture(Some(&batch))?;
+        let (delta, sockets) = upper.capture(Some(&batch))?.split_sockets();
         let mut added_bytes = batch.added_bytes();
         if delta.kinds().next().is_none() {
-            return Ok(PublishReport::empty(Outcome::NoChange, self.head()));
+            let mut report = PublishReport::empty(Outcome::NoChange, self.head());
+            report.skipped = sockets.into_iter().map(Skipped::socket).collect();
+            return Ok(report);
         }
         // New content is durable before anything refers to it.
         let mut db_batch = self.db().batch();
@@ -176,13 +186,10 @@ impl Stack {
                 options,
                 batch: &batch,
             };
-            let resolution = resolver.run(&delta, upper)?;
+            let resolution = resolver.run(&delta, &sockets, upper)?;
             let mut report = resolution.report(head_id);
             if !resolution.conflicts.is_empty() {
                 report.outcome = Outcome::Conflict;
-                return Ok(report);
-            }
-            if options.dry_run {
                 return Ok(report);
             }
             if resolution.edits.is_empty() {
@@ -190,11 +197,13 @@ impl Stack {
                 report.outcome = Outcome::NoChange;
                 return Ok(report);
             }
+            if options.dry_run {
+                return Ok(report);
+            }
             on_step(Step::Apply);
             let root = edit::apply(&head, &resolution.edits, &batch)?;
             let layer = self.next_layer(&head_layer, root, &resolution, options);
-            let runs =
-                self.owner_runs(&resolution, upper.lower(), &head, layer.id.revision, &batch)?;
+            let runs = resolver.owner_runs(&resolution, layer.id.revision)?;
             on_step(Step::Sync);
             added_bytes += batch.added_bytes();
             let mut db_batch = self.db().batch();
@@ -220,7 +229,7 @@ impl Stack {
             };
             let owners = Owners::new(self);
             for (path, digest, runs) in &runs {
-                owners.keep(&mut db_batch, path, digest, runs);
+                owners.keep(&mut db_batch, path, digest, layer.id.revision, runs);
             }
             self.write_head(&mut db_batch, &layer, &resolution.kinds, &record)?;
             self.db().commit(db_batch, Durability::Power)?;
@@ -257,38 +266,6 @@ impl Stack {
                 .saturating_add_signed(resolution.bytes_delta),
         }
     }
-
-    /// The owners of the lines of every file that the new layer changes.
-    fn owner_runs(
-        &self,
-        resolution: &Resolution,
-        base: &Arc<Lower>,
-        head: &Arc<Lower>,
-        revision: u64,
-        batch: &crate::objects::ObjectBatch<'_>,
-    ) -> Result<Vec<(RelPath, Digest, Runs)>> {
-        let mut all = Vec::new();
-        let before = head;
-        for (path, edit) in &resolution.edits {
-            let Edit::Set(node) = edit else { continue };
-            let Some(content) = node.content() else {
-                continue;
-            };
-            let old = before.node_at(path)?;
-            if old
-                .as_ref()
-                .and_then(Node::content)
-                .is_some_and(|old| old.digest == content.digest)
-            {
-                continue;
-            }
-            let runs = resolution
-                .origins
-                .runs(self, path, node, (base, head), revision, batch)?;
-            all.push((path.clone(), content.digest, runs));
-        }
-        Ok(all)
-    }
 }
 
 impl PublishReport {
@@ -318,9 +295,4 @@ impl Resolution {
             ..PublishReport::empty(Outcome::DryRun, head)
         }
     }
-}
-
-/// Whether there is a directory at `path`, for callers that walk edits.
-pub(crate) fn is_directory(edits: &BTreeMap<RelPath, Edit>, path: &RelPath) -> bool {
-    matches!(edits.get(path), Some(Edit::Set(node)) if node.kind() == Kind::Directory)
 }

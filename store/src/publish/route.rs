@@ -87,6 +87,15 @@ pub struct Skipped {
     pub reason: &'static str,
 }
 
+impl Skipped {
+    pub(super) fn socket(path: RelPath) -> Self {
+        Skipped {
+            path,
+            reason: "socket",
+        }
+    }
+}
+
 /// A git ref that both sides moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedRef {

@@ -2,7 +2,12 @@
 //!
 //! Which blocks are used follows from the state alone, so nothing of it is written down: after a
 //! crash the free blocks are those that no run names. Freed space of 64 KiB and more is given back
-//! to the disk at once; smaller holes are filled again.
+//! to the disk; smaller holes are filled again.
+//!
+//! A block that was in use at the last sync may be named by the journal that power loss would
+//! leave, even if it has been freed since. It is used again, or given back, only after the next
+//! sync, so that what was synced stays what it was. Blocks taken since then are nobody's but the
+//! kernel's and are used again at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -72,12 +77,21 @@ pub(super) struct Arena {
 }
 
 /// Free blocks below `end`; everything from `end` on was never used.
+#[derive(Default)]
 struct Space {
     by_start: BTreeMap<u64, u64>,
     by_length: BTreeSet<(u64, u64)>,
     end: u64,
     used: u64,
+    /// What was taken since the last sync: the end of each run by its start.
+    young: BTreeMap<u64, u64>,
+    /// What was freed since the last sync and in use at it.
+    deferred: Vec<(u64, u64)>,
 }
+
+/// Freed space that is free again once a sync has succeeded.
+#[must_use = "the space is lost until the arena is opened again"]
+pub(super) struct Released(Vec<(u64, u64)>);
 
 impl Arena {
     /// Opens the arena at `path`, of which `runs` (offset and length) are used.
@@ -96,12 +110,7 @@ impl Arena {
             .open(path)
             .map_err(|error| Error::io("opening", path, error))?;
         runs.sort_unstable();
-        let mut space = Space {
-            by_start: BTreeMap::new(),
-            by_length: BTreeSet::new(),
-            end: 0,
-            used: 0,
-        };
+        let mut space = Space::default();
         for (offset, length) in runs {
             if offset < space.end {
                 return Err(Error::Corrupt {
@@ -147,7 +156,9 @@ impl Arena {
         }
         self.budget.take(length)?;
         space.used += length;
-        Ok(space.take(length, goal))
+        let offset = space.take(length, goal);
+        space.grow_young(offset, length);
+        Ok(offset)
     }
 
     /// Gives runs back.
@@ -159,14 +170,40 @@ impl Arena {
         for &(offset, length) in runs {
             space.used -= length;
             self.budget.give(length);
-            let (offset, length) = space.give(offset, length);
-            if length >= PUNCH_BYTES {
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                // Under the lock, so that nobody has been given the space meanwhile. A disk that
-                // cannot punch keeps the space for the session; nothing depends on it.
-                if let Err(error) = rustix::fs::fallocate(&self.file, flags, offset, length) {
-                    tracing::debug!(path = %self.path.display(), %error, "freed space stays allocated");
-                }
+            for (offset, length) in space.free(offset, length) {
+                self.reuse(&mut space, offset, length);
+            }
+        }
+    }
+
+    /// What a sync that begins now will make free; told to [`Arena::end_sync`] when it has
+    /// succeeded.
+    pub(super) fn begin_sync(&self) -> Released {
+        let mut space = self.space.lock();
+        space.young.clear();
+        Released(std::mem::take(&mut space.deferred))
+    }
+
+    /// A sync has ended.
+    pub(super) fn end_sync(&self, released: Released, succeeded: bool) {
+        let mut space = self.space.lock();
+        if !succeeded {
+            space.deferred.extend(released.0);
+            return;
+        }
+        for (offset, length) in released.0 {
+            self.reuse(&mut space, offset, length);
+        }
+    }
+
+    /// Makes a run free for use. The lock is held, so nobody has been given it meanwhile.
+    fn reuse(&self, space: &mut Space, offset: u64, length: u64) {
+        let (offset, length) = space.give(offset, length);
+        if length >= PUNCH_BYTES {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // A disk that cannot punch keeps the space for the session; nothing depends on it.
+            if let Err(error) = rustix::fs::fallocate(&self.file, flags, offset, length) {
+                tracing::debug!(path = %self.path.display(), %error, "freed space stays allocated");
             }
         }
     }
@@ -221,8 +258,17 @@ impl Arena {
             .map_err(|error| Error::io("syncing", &self.path, error))
     }
 
-    pub(super) fn file(&self) -> &File {
-        &self.file
+    /// The file, in which every block that is in use can be read whole: the last one may have been
+    /// written in part.
+    pub(super) fn file(&self) -> Result<&File> {
+        let space = self.space.lock();
+        let sized = self.file.metadata().and_then(|metadata| {
+            if metadata.len() < space.end {
+                self.file.set_len(space.end)?;
+            }
+            Ok(&self.file)
+        });
+        sized.map_err(|error| Error::io("examining", &self.path, error))
     }
 
     /// Bytes in use.
@@ -258,6 +304,54 @@ impl Space {
         }
         self.end += length;
         self.end - length
+    }
+
+    fn grow_young(&mut self, start: u64, length: u64) {
+        let end = start + length;
+        match self.young.range_mut(..=start).next_back() {
+            Some((_, last)) if *last == start => *last = end,
+            _ => {
+                self.young.insert(start, end);
+            }
+        }
+    }
+
+    /// Takes a run that nothing refers to any more: returns the parts of it that may be used again
+    /// at once, and defers the others.
+    fn free(&mut self, start: u64, length: u64) -> Vec<(u64, u64)> {
+        let end = start + length;
+        let mut free = Vec::new();
+        let mut at = start;
+        let first = self
+            .young
+            .range(..=start)
+            .next_back()
+            .map_or(start, |(&first, _)| first);
+        let young: Vec<(u64, u64)> = self
+            .young
+            .range(first..end)
+            .map(|(&first, &last)| (first, last))
+            .filter(|(_, last)| *last > start)
+            .collect();
+        for (first, last) in young {
+            let (from, to) = (first.max(start), last.min(end));
+            if at < from {
+                self.deferred.push((at, from - at));
+            }
+            free.push((from, to - from));
+            at = to;
+            self.young.remove(&first);
+            if first < from {
+                self.young.insert(first, from);
+            }
+            if to < last {
+                self.young.insert(to, last);
+            }
+        }
+        if at < end {
+            self.deferred.push((at, end - at));
+        }
+        free
     }
 
     fn split(&mut self, start: u64, free: u64, length: u64) {
@@ -303,7 +397,7 @@ mod tests {
         fn space_is_given_out_once_and_taken_back_whole(
             steps in proptest::collection::vec((any::<bool>(), 1u64..9, any::<prop::sample::Index>()), 1..80)
         ) {
-            let mut space = Space { by_start: BTreeMap::new(), by_length: BTreeSet::new(), end: 0, used: 0 };
+            let mut space = Space::default();
             let mut taken: Vec<(u64, u64)> = Vec::new();
             for (take, blocks, pick) in steps {
                 if take || taken.is_empty() {
@@ -323,6 +417,49 @@ mod tests {
                 prop_assert_eq!(free + used, space.end);
                 prop_assert_eq!(space.by_start.len(), space.by_length.len());
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_synced_is_used_again_only_after_the_next_sync(
+            steps in proptest::collection::vec((0u8..5, 1u64..9, any::<prop::sample::Index>()), 1..80)
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("arena");
+            let arena = Arena::open(&path, None, Arc::default(), vec![]).unwrap();
+            let mut live: BTreeSet<u64> = BTreeSet::new();
+            let mut synced: BTreeSet<u64> = BTreeSet::new();
+            for (what, blocks, pick) in steps {
+                match what {
+                    0 => {
+                        let released = arena.begin_sync();
+                        arena.end_sync(released, true);
+                        synced = live.clone();
+                    }
+                    1 | 2 if !live.is_empty() => {
+                        // Any run of blocks that lie side by side.
+                        let first = *live.iter().nth(pick.index(live.len())).unwrap();
+                        let run: Vec<u64> = (first..first + blocks).take_while(|block| live.contains(block)).collect();
+                        run.iter().for_each(|block| { live.remove(block); });
+                        arena.free(&[(first * BLOCK, run.len() as u64 * BLOCK)]);
+                    }
+                    _ => {
+                        let start = arena.take(blocks * BLOCK, None).unwrap() / BLOCK;
+                        for block in start..start + blocks {
+                            prop_assert!(!synced.contains(&block), "block {} is named by what was synced", block);
+                            prop_assert!(live.insert(block), "block {} is in use", block);
+                        }
+                    }
+                }
+                prop_assert_eq!(arena.used_bytes(), live.len() as u64 * BLOCK);
+            }
+            // In the end every block is used or free, and none is lost.
+            arena.free(&live.iter().map(|block| (block * BLOCK, BLOCK)).collect::<Vec<_>>());
+            let released = arena.begin_sync();
+            arena.end_sync(released, true);
+            let space = arena.space.lock();
+            prop_assert_eq!(space.by_start.values().sum::<u64>(), space.end);
         }
     }
 

@@ -268,9 +268,10 @@ impl Capture<'_> {
             .iter()
             .map(|run| (run.offset, run.length, run.place))
             .collect();
-        let digest = content::hash_segments(size, &places, |place, at, buffer| {
+        let digest = content::hash_segments(size, &places, &never, |place, at, buffer| {
             self.upper.read_place(place.advance(at), buffer)
-        })?;
+        })?
+        .expect("it never stops");
         if let Some(base) = base.filter(|base| base.digest == digest) {
             return Ok(*base);
         }
@@ -292,7 +293,7 @@ impl Capture<'_> {
                 ] = runs
                     && *length == size
                     && batch
-                        .put_file(self.upper.arena.file(), *at, size)
+                        .put_file(self.upper.arena.file()?, *at, size, &never)
                         .map_err(|error| self.arena_error(error))??
                         .digest
                         == digest
@@ -330,7 +331,7 @@ impl Capture<'_> {
                     while done < run.length {
                         let length = (run.length - done).min(MAX_SEGMENT);
                         let copied = batch
-                            .put_file(self.upper.arena.file(), at + done, length)
+                            .put_file(self.upper.arena.file()?, at + done, length, &never)
                             .map_err(|error| self.arena_error(error))??;
                         let source = Source {
                             blob: copied.digest,
@@ -352,6 +353,11 @@ impl Capture<'_> {
     fn arena_error(&self, error: std::io::Error) -> crate::error::Error {
         crate::error::Error::io("reading", &self.upper.dir().join("arena"), error)
     }
+}
+
+/// A capture does not stop half-way.
+fn never() -> bool {
+    false
 }
 
 fn stored(runs: &[Run]) -> u64 {

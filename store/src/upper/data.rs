@@ -1,24 +1,38 @@
-//! Reading and writing the content of files, block by block.
+//! Reading and changing the content of files, block by block.
 //!
-//! The first write to a block of a file of the layer copies that block and no other. Blocks are
-//! written to the arena before the journal says that they are there; what a crash leaves in
-//! between is free space.
+//! The first write to a block of a file of the layer copies that block and no other. A change first
+//! takes and fills the new blocks that it needs, which is where room runs out; only then are bytes
+//! written over blocks that the session has already, and last the journal says what is where. So a
+//! change that fails for want of room has changed nothing, and what a crash leaves in between is
+//! free space, or a part of the bytes that were being written over.
 
 use super::extents::{Place, Run};
 use super::state::{Attrs, FileBody, InodeBody, Record, State};
-use super::{BLOCK, Transaction, Upper, stripe};
+use super::{BLOCK, Transaction, Upper};
 use crate::error::{Error, Result};
 use crate::node::Ino;
 
+/// Largest file, in bytes: the kernel's own limit for an offset.
+const MAX_FILE: u64 = i64::MAX as u64;
+
 /// What is known of a file before its content changes.
-struct Before {
-    size: u64,
+pub(super) struct Before {
+    pub(super) size: u64,
     /// The parts of its runs that lie in the range asked for.
-    runs: Vec<Run>,
+    pub(super) runs: Vec<Run>,
     /// The record that makes the content the session's own, if it is not yet.
-    own: Option<Record>,
+    pub(super) own: Option<Record>,
     /// Where the arena run that ends at the range's start ends, so that the next one can follow it.
     goal: Option<u64>,
+}
+
+/// A change of content that is prepared and not committed.
+#[derive(Default)]
+pub(super) struct Staged<'b> {
+    /// Blocks that were taken and filled.
+    pub(super) taken: Vec<Run>,
+    /// Bytes to be written over blocks that the session has already, and where in the arena.
+    in_place: Vec<(u64, &'b [u8])>,
 }
 
 /// How the data of `SEEK_DATA` and `SEEK_HOLE` is asked for.
@@ -29,6 +43,9 @@ pub enum Seek {
     /// The next byte that is not.
     Hole,
 }
+
+/// Zeros for the ends of a hole, which are never more than a block each.
+static ZEROS: [u8; 2 * BLOCK as usize] = [0; 2 * BLOCK as usize];
 
 impl Upper {
     /// Reads up to `length` bytes at `offset` of file `ino`, fewer only at its end.
@@ -58,11 +75,12 @@ impl Upper {
     }
 
     /// Writes `bytes` at `offset` of file `ino`, making it longer where needed. `attrs` makes the
-    /// new attributes of the old ones.
+    /// new attributes of the old ones. Writing no bytes does nothing.
     ///
     /// # Errors
-    /// [`Error::Quota`], [`Error::Io`] (a full disk among them): then no byte beyond what lay in
-    /// the session's own blocks already has changed. [`Error::Corrupt`] if there is no such file.
+    /// [`Error::Quota`], [`Error::Io`] for a full disk, [`Error::TooLarge`] beyond 2^63 - 1 bytes:
+    /// then nothing has changed. Another [`Error::Io`]: then some of the bytes may be written.
+    /// [`Error::Corrupt`] if there is no such file.
     pub fn write(
         &self,
         ino: Ino,
@@ -74,108 +92,130 @@ impl Upper {
         self.write_locked(ino, offset, bytes, attrs)
     }
 
-    fn write_locked(
+    pub(super) fn write_locked(
         &self,
         ino: Ino,
         offset: u64,
         bytes: &[u8],
         attrs: impl FnOnce(Attrs) -> Attrs,
     ) -> Result<()> {
-        let end = offset + bytes.len() as u64;
-        let first = offset / BLOCK * BLOCK;
-        let last = end.next_multiple_of(BLOCK);
-        let before = self.before(ino, first, last)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let end = checked_end(offset, bytes.len() as u64)?;
+        let before = self.before_blocks(ino, offset, end)?;
         if offset > before.size {
             self.clear_tail(ino, before.size, offset)?;
         }
-        let mut taken = Vec::new();
-        let result = self.write_blocks(offset, bytes, &before, (first, last), &mut taken);
-        let result = result.and_then(|()| {
+        let mut staged = Staged::default();
+        let result = self.stage(&mut staged, &before, offset, bytes);
+        let size = (end > before.size).then_some(Record::Size { ino, size: end });
+        self.commit(result, &staged, ino, before.own, size, attrs)
+    }
+
+    /// Prepares writing `bytes` at `offset`; `before` holds the runs of the blocks there.
+    pub(super) fn stage<'b>(
+        &self,
+        staged: &mut Staged<'b>,
+        before: &Before,
+        offset: u64,
+        bytes: &'b [u8],
+    ) -> Result<()> {
+        let end = offset + bytes.len() as u64;
+        let part = |from: u64, to: u64| &bytes[(from - offset) as usize..(to - offset) as usize];
+        let last = end.next_multiple_of(BLOCK);
+        let mut goal = before.goal;
+        let mut at = offset / BLOCK * BLOCK;
+        for run in before.runs.iter().filter(|run| is_arena(run)) {
+            let (start, stop) = (run.offset.max(at), run.end().min(last));
+            if start >= stop {
+                continue;
+            }
+            if at < start {
+                self.stage_new(staged, before, (at, start), (offset, bytes), &mut goal)?;
+            }
+            let Place::Arena(place) = run.place.advance(start - run.offset) else {
+                continue;
+            };
+            let (from, to) = (start.max(offset), stop.min(end));
+            staged
+                .in_place
+                .push((place + (from - start), part(from, to)));
+            goal = Some(place + (stop - start));
+            at = stop;
+        }
+        if at < last {
+            self.stage_new(staged, before, (at, last), (offset, bytes), &mut goal)?;
+        }
+        Ok(())
+    }
+
+    /// Takes blocks for `at..stop` and fills them: with the bytes, and around them with what the
+    /// file held there. Beyond the end of the file a block's content is undefined.
+    fn stage_new(
+        &self,
+        staged: &mut Staged<'_>,
+        before: &Before,
+        (at, stop): (u64, u64),
+        (offset, bytes): (u64, &[u8]),
+        goal: &mut Option<u64>,
+    ) -> Result<()> {
+        let end = offset + bytes.len() as u64;
+        let place = self.arena.take(stop - at, *goal)?;
+        staged.taken.push(Run {
+            offset: at,
+            length: stop - at,
+            place: Place::Arena(place),
+        });
+        *goal = Some(place + (stop - at));
+        let (from, to) = (at.max(offset), stop.min(end));
+        let part = &bytes[(from - offset) as usize..(to - offset) as usize];
+        let kept = stop.min(before.size.max(from));
+        if from == at && to >= kept {
+            return self.arena.write(place, part);
+        }
+        let mut blocks = vec![0; (kept.max(to) - at) as usize];
+        for run in &before.runs {
+            let (copy_from, copy_to) = (run.offset.max(at), run.end().min(kept));
+            let covered = copy_from >= from && copy_to <= to;
+            if copy_from < copy_to && !covered {
+                let target = &mut blocks[(copy_from - at) as usize..(copy_to - at) as usize];
+                self.read_place(run.place.advance(copy_from - run.offset), target)?;
+            }
+        }
+        blocks[(from - at) as usize..(to - at) as usize].copy_from_slice(part);
+        self.arena.write(place, &blocks)
+    }
+
+    /// Writes what was staged over the session's own blocks and commits it with `records`; if that,
+    /// or the staging (whose result is `staging`), failed, gives the blocks back.
+    pub(super) fn commit(
+        &self,
+        staging: Result<()>,
+        staged: &Staged<'_>,
+        ino: Ino,
+        own: Option<Record>,
+        records: impl IntoIterator<Item = Record>,
+        attrs: impl FnOnce(Attrs) -> Attrs,
+    ) -> Result<()> {
+        let result = staging.and_then(|()| {
+            for (place, bytes) in &staged.in_place {
+                self.arena.write(*place, bytes)?;
+            }
             let mut change = self.begin();
-            prepare(self, &mut change, ino, before.own, attrs)?;
-            for run in &taken {
+            prepare(self, &mut change, ino, own, attrs)?;
+            for run in &staged.taken {
                 change.push(Record::Run { ino, run: *run });
             }
-            if end > before.size {
-                change.push(Record::Size { ino, size: end });
+            for record in records {
+                change.push(record);
             }
             change.commit()
         });
         if result.is_err() {
-            self.give_back(&taken);
+            self.give_back(&staged.taken);
         }
         result
-    }
-
-    /// Writes the bytes in place where the session has blocks, and to new blocks where it has not;
-    /// those are added to `taken`.
-    fn write_blocks(
-        &self,
-        offset: u64,
-        bytes: &[u8],
-        before: &Before,
-        (first, last): (u64, u64),
-        taken: &mut Vec<Run>,
-    ) -> Result<()> {
-        let end = offset + bytes.len() as u64;
-        let part = |from: u64, to: u64| &bytes[(from - offset) as usize..(to - offset) as usize];
-        let mut goal = before.goal;
-        let mut at = first;
-        while at < last {
-            let own = before
-                .runs
-                .iter()
-                .find(|run| run.offset <= at && at < run.end() && is_arena(run));
-            if let Some(run) = own {
-                let Place::Arena(place) = run.place.advance(at - run.offset) else {
-                    unreachable!("an arena run")
-                };
-                let stop = run.end().min(last);
-                let (from, to) = (at.max(offset), stop.min(end));
-                self.arena.write(place + (from - at), part(from, to))?;
-                goal = Some(place + (stop - at));
-                at = stop;
-                continue;
-            }
-            let next = before
-                .runs
-                .iter()
-                .filter(|run| is_arena(run) && run.offset > at)
-                .map(|run| run.offset);
-            let stop = next.min().unwrap_or(last).min(last);
-            let place = self.arena.take(stop - at, goal)?;
-            taken.push(Run {
-                offset: at,
-                length: stop - at,
-                place: Place::Arena(place),
-            });
-            goal = Some(place + (stop - at));
-            let (from, to) = (at.max(offset), stop.min(end));
-            // What the edge blocks held before, up to the old end of the file: beyond it a block's
-            // content is undefined.
-            let kept = stop.min(before.size.max(from));
-            if from == at && to >= kept {
-                self.arena.write(place, part(from, to))?;
-            } else {
-                let mut block = vec![0; (kept.max(to) - at) as usize];
-                for run in before
-                    .runs
-                    .iter()
-                    .filter(|run| run.offset < kept && run.end() > at)
-                {
-                    let (copy_from, copy_to) = (run.offset.max(at), run.end().min(kept));
-                    if copy_from >= from && copy_to <= to {
-                        continue;
-                    }
-                    let target = &mut block[(copy_from - at) as usize..(copy_to - at) as usize];
-                    self.read_place(run.place.advance(copy_from - run.offset), target)?;
-                }
-                block[(from - at) as usize..(to - at) as usize].copy_from_slice(part(from, to));
-                self.arena.write(place, &block)?;
-            }
-            at = stop;
-        }
-        Ok(())
     }
 
     /// Makes file `ino` `size` bytes long: cuts it, or adds a hole.
@@ -183,6 +223,7 @@ impl Upper {
     /// # Errors
     /// As [`Upper::write`].
     pub fn set_size(&self, ino: Ino, size: u64, attrs: impl FnOnce(Attrs) -> Attrs) -> Result<()> {
+        checked_end(size, 0)?;
         let _content = self.data_lock(ino).write();
         let before = self.before(ino, 0, 0)?;
         if size > before.size {
@@ -208,33 +249,58 @@ impl Upper {
         end: u64,
         attrs: impl FnOnce(Attrs) -> Attrs,
     ) -> Result<()> {
+        checked_end(end, 0)?;
         let _content = self.data_lock(ino).write();
-        let size = self.before(ino, 0, 0)?.size;
-        let end = end.min(size.next_multiple_of(BLOCK));
-        let keep = |attrs| attrs;
-        let (hole_start, hole_end) = (start.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
-        // The ends that are no whole blocks, where anything is stored in them.
-        let edges = if hole_start >= hole_end {
-            [(start, end.min(size)), (0, 0)]
-        } else {
-            [(start, hole_start.min(size)), (hole_end, end.min(size))]
-        };
-        for (from, to) in edges {
-            if from < to && !self.before(ino, from, to)?.runs.is_empty() {
-                self.write_locked(ino, from, &vec![0; (to - from) as usize], keep)?;
-            }
-        }
+        self.punch_locked(ino, start, end, None, attrs)
+    }
+
+    /// Punches, and makes the file `size` bytes long in the same step if that is longer.
+    pub(super) fn punch_locked(
+        &self,
+        ino: Ino,
+        start: u64,
+        end: u64,
+        size: Option<u64>,
+        attrs: impl FnOnce(Attrs) -> Attrs,
+    ) -> Result<()> {
         let before = self.before(ino, 0, 0)?;
-        let mut change = self.begin();
-        prepare(self, &mut change, ino, before.own, attrs)?;
-        if hole_start < hole_end {
-            change.push(Record::Hole {
-                ino,
-                start: hole_start,
-                end: hole_end,
+        let size = size.filter(|size| *size > before.size);
+        if let Some(size) = size {
+            self.clear_tail(ino, before.size, size)?;
+        }
+        let end = end.min(before.size.next_multiple_of(BLOCK));
+        let (hole_start, hole_end) = (start.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
+        let punched = hole_start < hole_end;
+        // The ends that are no whole blocks, where anything is stored in them.
+        let edges = if punched {
+            [
+                (start, hole_start.min(before.size)),
+                (hole_end, end.min(before.size)),
+            ]
+        } else {
+            [(start, end.min(before.size)), (0, 0)]
+        };
+        let mut staged = Staged::default();
+        let mut result = Ok(());
+        for (from, to) in edges {
+            if result.is_err() || from >= to || self.before(ino, from, to)?.runs.is_empty() {
+                continue;
+            }
+            let zeros = &ZEROS[..(to - from) as usize];
+            result = self.before_blocks(ino, from, to).and_then(|mut around| {
+                // A new block is cleared as far as the file will reach.
+                around.size = size.unwrap_or(around.size);
+                self.stage(&mut staged, &around, from, zeros)
             });
         }
-        change.commit()
+        let hole = punched.then_some(Record::Hole {
+            ino,
+            start: hole_start,
+            end: hole_end,
+        });
+        let grown = size.map(|size| Record::Size { ino, size });
+        let records = hole.into_iter().chain(grown);
+        self.commit(result, &staged, ino, before.own, records, attrs)
     }
 
     /// Reserves disk space for the holes in `start..end` of file `ino`, which read as zeros as
@@ -250,39 +316,26 @@ impl Upper {
         grow: bool,
         attrs: impl FnOnce(Attrs) -> Attrs,
     ) -> Result<()> {
+        checked_end(end, 0)?;
         let _content = self.data_lock(ino).write();
-        let (first, last) = (start / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
-        let before = self.before(ino, first, last)?;
+        let before = self.before_blocks(ino, start, end)?;
         if end > before.size && grow {
             self.clear_tail(ino, before.size, end)?;
         }
-        let mut taken = Vec::new();
-        let result = self
-            .reserve_holes(&before, (first, last), &mut taken)
-            .and_then(|()| {
-                let mut change = self.begin();
-                prepare(self, &mut change, ino, before.own, attrs)?;
-                for run in &taken {
-                    change.push(Record::Run { ino, run: *run });
-                }
-                if grow && end > before.size {
-                    change.push(Record::Size { ino, size: end });
-                }
-                change.commit()
-            });
-        if result.is_err() {
-            self.give_back(&taken);
-        }
-        result
+        let mut staged = Staged::default();
+        let result = self.reserve_holes(&mut staged, &before, start, end);
+        let size = (grow && end > before.size).then_some(Record::Size { ino, size: end });
+        self.commit(result, &staged, ino, before.own, size, attrs)
     }
 
     fn reserve_holes(
         &self,
+        staged: &mut Staged<'_>,
         before: &Before,
-        (first, last): (u64, u64),
-        taken: &mut Vec<Run>,
+        start: u64,
+        end: u64,
     ) -> Result<()> {
-        let mut at = first;
+        let (mut at, last) = (start / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
         for (start, end) in before
             .runs
             .iter()
@@ -290,10 +343,11 @@ impl Upper {
             .chain([(last, last)])
         {
             // A blob run may end inside a block, which is not all hole then.
-            if start / BLOCK * BLOCK > at {
-                let length = start / BLOCK * BLOCK - at;
+            let start = start / BLOCK * BLOCK;
+            if start > at {
+                let length = start - at;
                 let place = self.arena.take(length, None)?;
-                taken.push(Run {
+                staged.taken.push(Run {
                     offset: at,
                     length,
                     place: Place::Arena(place),
@@ -303,145 +357,6 @@ impl Upper {
             at = at.max(end.next_multiple_of(BLOCK));
         }
         Ok(())
-    }
-
-    /// Copies `length` bytes between files, or within one where the ranges do not overlap; content
-    /// of blobs is referred to, not copied, where the blocks line up. Returns how many bytes there
-    /// were to copy.
-    ///
-    /// # Errors
-    /// As [`Upper::write`].
-    pub fn copy_range(
-        &self,
-        (from, from_offset): (Ino, u64),
-        (to, to_offset): (Ino, u64),
-        length: u64,
-        attrs: impl FnOnce(Attrs) -> Attrs,
-    ) -> Result<u64> {
-        let (low, high) = (stripe(from).min(stripe(to)), stripe(from).max(stripe(to)));
-        let _first = self.data[low].write();
-        let _second = (low != high).then(|| self.data[high].write());
-        let source = self.before(from, 0, 0)?;
-        let length = length.min(source.size.saturating_sub(from_offset));
-        if length == 0 {
-            return Ok(0);
-        }
-        let aligned = from_offset.is_multiple_of(BLOCK) && to_offset.is_multiple_of(BLOCK);
-        let source = self.before(from, from_offset, from_offset + length)?;
-        let target_size = self.before(to, 0, 0)?.size;
-        if to_offset > target_size {
-            self.clear_tail(to, target_size, to_offset)?;
-        }
-        let mut shared = Vec::new();
-        let keep = |attrs| attrs;
-        for (index, run) in source.runs.iter().enumerate() {
-            let offset = run.offset - from_offset + to_offset;
-            // A blob's run may take the place of a block only if nothing else is to be in it.
-            let end = offset + run.length;
-            let next = source
-                .runs
-                .get(index + 1)
-                .map(|next| next.offset - from_offset + to_offset);
-            let alone =
-                end >= target_size && next.is_none_or(|next| next >= end.next_multiple_of(BLOCK));
-            let whole = if alone {
-                run.length
-            } else {
-                run.length / BLOCK * BLOCK
-            };
-            let whole =
-                if aligned && matches!(run.place, Place::Blob(_)) && offset.is_multiple_of(BLOCK) {
-                    whole
-                } else {
-                    0
-                };
-            if whole > 0 {
-                shared.push(Run {
-                    offset,
-                    length: whole,
-                    place: run.place,
-                });
-            }
-            let mut done = whole;
-            while done < run.length {
-                let part = (run.length - done).min(COPY_BYTES);
-                let mut buffer = vec![0; part as usize];
-                self.read_place(run.place.advance(done), &mut buffer)?;
-                self.write_locked(to, offset + done, &buffer, keep)?;
-                done += part;
-            }
-        }
-        self.finish_copy(
-            to,
-            to_offset,
-            length,
-            &source.runs,
-            from_offset,
-            shared,
-            attrs,
-        )?;
-        Ok(length)
-    }
-
-    /// Puts the shared runs in, clears what is a hole in the source, and sets size and attributes.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "one step of copy_range, split off for its length"
-    )]
-    fn finish_copy(
-        &self,
-        to: Ino,
-        to_offset: u64,
-        length: u64,
-        runs: &[Run],
-        from_offset: u64,
-        shared: Vec<Run>,
-        attrs: impl FnOnce(Attrs) -> Attrs,
-    ) -> Result<()> {
-        let size = self.before(to, 0, 0)?.size;
-        let keep = |attrs| attrs;
-        let mut at = from_offset;
-        let end = from_offset + length;
-        for (start, stop) in runs
-            .iter()
-            .map(|run| (run.offset, run.end()))
-            .chain([(end, end)])
-        {
-            // A hole of the source over data of the target becomes zeros there.
-            let (hole_start, hole_end) = (
-                at - from_offset + to_offset,
-                start - from_offset + to_offset,
-            );
-            let hole_end = hole_end.min(size);
-            if hole_start < hole_end && !self.before(to, hole_start, hole_end)?.runs.is_empty() {
-                for from in (hole_start..hole_end).step_by(COPY_BYTES as usize) {
-                    let part = (hole_end - from).min(COPY_BYTES);
-                    self.write_locked(to, from, &vec![0; part as usize], keep)?;
-                }
-            }
-            at = stop;
-        }
-        let before = self.before(to, 0, 0)?;
-        let new_size = to_offset + length;
-        let mut change = self.begin();
-        prepare(self, &mut change, to, before.own, attrs)?;
-        for run in shared {
-            // An arena block at the end of the target goes as a whole.
-            let stop = run.end().next_multiple_of(BLOCK);
-            change.push(Record::Hole {
-                ino: to,
-                start: run.offset,
-                end: stop,
-            });
-            change.push(Record::Run { ino: to, run });
-        }
-        if new_size > before.size {
-            change.push(Record::Size {
-                ino: to,
-                size: new_size,
-            });
-        }
-        change.commit()
     }
 
     /// Where the next data or hole of file `ino` begins at or after `offset`; `None` if `offset` is
@@ -471,17 +386,22 @@ impl Upper {
 
     /// Clears what the last block of a file of `size` bytes holds beyond its end, up to `until`, so
     /// that the file can be made longer.
-    fn clear_tail(&self, ino: Ino, size: u64, until: u64) -> Result<()> {
+    pub(super) fn clear_tail(&self, ino: Ino, size: u64, until: u64) -> Result<()> {
         let end = size.next_multiple_of(BLOCK).min(until);
         for run in self.before(ino, size, end)?.runs {
             if let Place::Arena(place) = run.place {
-                self.arena.write(place, &vec![0; run.length as usize])?;
+                self.arena.write(place, &ZEROS[..run.length as usize])?;
             }
         }
         Ok(())
     }
 
-    fn before(&self, ino: Ino, start: u64, end: u64) -> Result<Before> {
+    /// What is known of the blocks in which `start..end` lies.
+    fn before_blocks(&self, ino: Ino, start: u64, end: u64) -> Result<Before> {
+        self.before(ino, start / BLOCK * BLOCK, end.next_multiple_of(BLOCK))
+    }
+
+    pub(super) fn before(&self, ino: Ino, start: u64, end: u64) -> Result<Before> {
         let state = self.state();
         let Some(content) = self.lower_content(&state, ino)? else {
             let (size, extents) = own(&state, ino)?;
@@ -545,15 +465,24 @@ impl Upper {
     }
 }
 
-/// Bytes copied at a time where content cannot be shared.
-const COPY_BYTES: u64 = 1 << 20;
-
 fn is_arena(run: &Run) -> bool {
     matches!(run.place, Place::Arena(_))
 }
 
+/// The end of `length` bytes from `offset`, if a file can be that long.
+pub(super) fn checked_end(offset: u64, length: u64) -> Result<u64> {
+    offset
+        .checked_add(length)
+        .filter(|end| *end <= MAX_FILE)
+        .ok_or_else(|| Error::TooLarge {
+            what: "the file".to_owned(),
+            size: offset.saturating_add(length),
+            limit: MAX_FILE,
+        })
+}
+
 /// Adds the records that every change of content begins with.
-fn prepare(
+pub(super) fn prepare(
     upper: &Upper,
     change: &mut Transaction<'_>,
     ino: Ino,

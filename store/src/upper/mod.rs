@@ -20,7 +20,9 @@
 
 mod arena;
 mod capture;
+mod copy;
 mod data;
+mod digest;
 mod extents;
 mod journal;
 mod state;
@@ -30,6 +32,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard};
 
@@ -40,7 +43,7 @@ pub use state::{Attrs, Entry, FileBody, Inode, InodeBody, NewBody, Record, Slot,
 pub use view::{Attributes, ListedEntry};
 
 use crate::error::{Error, Result};
-use crate::lease::{INO_BLOCK, Lease, LeaseRecord};
+use crate::lease::{INO_BLOCK, Lease, LeaseId, LeaseRecord};
 use crate::lower::Lower;
 use crate::node::Ino;
 use crate::stack::Stack;
@@ -66,6 +69,12 @@ pub struct Upper {
     /// Held for writing around every change of an inode's content, for reading around every read.
     data: [RwLock<()>; DATA_STRIPES],
     inos: Mutex<InoBlock>,
+    /// Counts committed changes.
+    generation: AtomicU64,
+    /// Whether the directory entries of journal and arena are durable.
+    placed: AtomicBool,
+    /// Last, so that nobody opens the upper anew before all of it is closed.
+    _open: OpenUpper,
 }
 
 /// Inode numbers that are reserved and not given out.
@@ -83,16 +92,18 @@ impl std::fmt::Debug for Upper {
 }
 
 impl Store {
-    /// Opens the upper of a lease, making it if it is new. One at a time may be open.
+    /// Opens the upper of a lease, making it if it is new.
     ///
     /// # Errors
+    /// [`Error::UpperOpen`] if it is open already, [`Error::NoLease`] if the lease was released,
     /// [`Error::Corrupt`] if its journal is damaged, [`Error::Io`], or as reading an object.
     pub fn open_upper(&self, lease: &Lease) -> Result<Upper> {
-        let record = lease.record().clone();
+        let record = self.lease(lease.id())?.record().clone();
+        let open = OpenUpper::claim(self, record.id)?;
         let stack = self.stack(record.stack)?;
         let dir = self.upper_dir(record.id);
         fs::create_dir_all(&dir).map_err(|error| Error::io("making", &dir, error))?;
-        let (journal, state) = Journal::open(&dir)?;
+        let (journal, state) = Journal::open(&dir, self.inner().options.checkpoint_bytes)?;
         let arena = Arena::open(
             &dir.join("arena"),
             record.quota,
@@ -112,6 +123,9 @@ impl Store {
             journal: Mutex::new(journal),
             data: [const { RwLock::new(()) }; DATA_STRIPES],
             inos: Mutex::new(InoBlock { next, end }),
+            placed: AtomicBool::new(false),
+            _open: open,
+            generation: AtomicU64::new(0),
         })
     }
 }
@@ -135,6 +149,12 @@ impl Upper {
     /// The state, for reading. No change is committed while it is held.
     pub fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read()
+    }
+
+    /// A number that grows with every committed change, for whoever keeps what follows from the
+    /// state. It begins at 0 when the upper is opened.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Begins a change. No other change begins until it is committed or dropped.
@@ -183,11 +203,27 @@ impl Upper {
         // Content before what refers to it. The lease first of all, or it would be the content of
         // nothing.
         self.stack.store().persist()?;
+        let released = self.arena.begin_sync();
+        let result = self.sync_files();
+        self.arena.end_sync(released, result.is_ok());
+        result
+    }
+
+    fn sync_files(&self) -> Result<()> {
         self.arena.sync()?;
         let journal = self.journal.lock().file();
         journal
             .sync_data()
-            .map_err(|error| Error::io("syncing", &self.dir.join("journal"), error))
+            .map_err(|error| Error::io("syncing", &self.dir.join("journal"), error))?;
+        if !self.placed.load(Ordering::Relaxed) {
+            for dir in self.dir.ancestors().take(2) {
+                fs::File::open(dir)
+                    .and_then(|file| file.sync_all())
+                    .map_err(|error| Error::io("syncing", dir, error))?;
+            }
+            self.placed.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn data_lock(&self, ino: Ino) -> &RwLock<()> {
@@ -236,14 +272,49 @@ impl Transaction<'_> {
         let mut state = RwLockUpgradableReadGuard::upgrade(self.state);
         let mut journal = self.upper.journal.lock();
         journal.append(&self.records)?;
+        self.upper.generation.fetch_add(1, Ordering::Release);
         let mut freed = Vec::new();
+        let mut dropped = Vec::new();
         for record in self.records {
+            if let Record::Drop { ino } = &record {
+                dropped.push(*ino);
+            }
             state.apply(record, &mut freed);
         }
         journal.checkpoint_if_due(&state);
         drop(journal);
+        drop(state);
+        for ino in dropped {
+            // Whoever is reading the file knows where its bytes were: nobody may be given that
+            // space before they are done. Changes of content hold this lock themselves.
+            drop(self.upper.data_lock(ino).write());
+        }
         self.upper.arena.free(&freed);
         Ok(())
+    }
+}
+
+/// The claim to the one open upper of a lease.
+struct OpenUpper {
+    store: Store,
+    lease: LeaseId,
+}
+
+impl OpenUpper {
+    fn claim(store: &Store, lease: LeaseId) -> Result<Self> {
+        if !store.inner().open_uppers.lock().insert(lease) {
+            return Err(Error::UpperOpen(lease));
+        }
+        Ok(OpenUpper {
+            store: store.clone(),
+            lease,
+        })
+    }
+}
+
+impl Drop for OpenUpper {
+    fn drop(&mut self) {
+        self.store.inner().open_uppers.lock().remove(&self.lease);
     }
 }
 
