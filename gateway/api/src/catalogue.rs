@@ -6,6 +6,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
 use serde_json::{Value, json};
 
 use crate::{ApiError, Authority, ErrorCode, management, observability, runtime};
@@ -473,22 +474,29 @@ fn parse_body<T: DeserializeOwned>(operation: OperationName, body: &[u8]) -> Res
     // No body at all is the empty request, so that `curl -X POST …/list_sandboxes` works.
     let body = if body.is_empty() { b"{}" } else { body };
     let mut reader = serde_json::Deserializer::from_slice(body);
+    let invalid =
+        |told: String| ApiError::new(ErrorCode::InvalidRequest, format!("{operation}: {told}"));
+    // Else an array would do for an object, its elements in the order of the fields.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(invalid(
+            "the request is an array; it must be an object".to_owned(),
+        ));
+    }
     let request = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let field = match error.path().to_string() {
-            path if path == "." => String::new(),
-            path => format!("{path}: "),
-        };
-        ApiError::new(
-            ErrorCode::InvalidRequest,
-            format!("{operation}: {field}{}", error.into_inner()),
-        )
+        let path = error.path().to_string();
+        let cause = error.into_inner();
+        invalid(match cause.classify() {
+            Category::Syntax | Category::Eof | Category::Io => {
+                format!("the request is not JSON: {cause}")
+            }
+            // The whole request, or a field that has no path yet.
+            Category::Data if path == "." || path == "?" => cause.to_string(),
+            Category::Data => format!("{path}: {cause}"),
+        })
     })?;
-    reader.end().map_err(|error| {
-        ApiError::new(
-            ErrorCode::InvalidRequest,
-            format!("{operation}: after the request: {error}"),
-        )
-    })?;
+    reader
+        .end()
+        .map_err(|error| invalid(format!("the request is not JSON: {error}")))?;
     Ok(request)
 }
 

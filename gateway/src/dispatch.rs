@@ -1,0 +1,105 @@
+//! From a request to its handler. Exhaustive: a row of the catalogue without a handler does not
+//! compile, and a handler without a row cannot be reached.
+
+use std::sync::Arc;
+
+use sandstack_api::{Call, Request, management, observability, runtime};
+use serde_json::Value;
+
+use crate::failure::{Failure, Result};
+use crate::gateway::{Context, Gateway};
+
+impl Gateway {
+    /// Does what `request` asks for.
+    pub(crate) async fn dispatch(
+        self: &Arc<Self>,
+        context: &Context,
+        request: Request,
+    ) -> Result<Value> {
+        match request {
+            Request::CreateSandbox(request) => {
+                answer::<management::CreateSandbox>(self.create_sandbox(context, request).await)
+            }
+            Request::ListSandboxes(request) => {
+                answer::<management::ListSandboxes>(self.list_sandboxes(context, &request))
+            }
+            Request::InspectSandbox(request) => {
+                answer::<management::InspectSandbox>(self.inspect_sandbox(context, &request))
+            }
+            Request::DestroySandbox(request) => {
+                answer::<management::DestroySandbox>(self.destroy_sandbox(context, &request).await)
+            }
+            Request::CreateWorkspaceSession(request) => answer::<runtime::CreateWorkspaceSession>(
+                self.create_workspace_session(context, request).await,
+            ),
+            Request::ListWorkspaceSessions(request) => answer::<runtime::ListWorkspaceSessions>(
+                self.list_workspace_sessions(context, &request).await,
+            ),
+            Request::InspectWorkspaceSession(request) => {
+                answer::<runtime::InspectWorkspaceSession>(
+                    self.inspect_workspace_session(context, &request).await,
+                )
+            }
+            Request::PublishWorkspaceSession(request) => {
+                answer::<runtime::PublishWorkspaceSession>(
+                    self.publish_workspace_session(context, request).await,
+                )
+            }
+            Request::DestroyWorkspaceSession(request) => {
+                answer::<runtime::DestroyWorkspaceSession>(
+                    self.destroy_workspace_session(context, &request).await,
+                )
+            }
+            Request::ExecCommand(request) => {
+                answer::<runtime::ExecCommand>(self.exec_command(context, request).await)
+            }
+            Request::WriteCommandStdin(request) => answer::<runtime::WriteCommandStdin>(
+                self.write_command_stdin(context, request).await,
+            ),
+            Request::ReadCommandLines(request) => answer::<runtime::ReadCommandLines>(
+                self.read_command_lines(context, &request).await,
+            ),
+            Request::FileRead(request) => {
+                answer::<runtime::FileRead>(self.file_read(context, request).await)
+            }
+            Request::FileWrite(request) => {
+                answer::<runtime::FileWrite>(self.file_write(context, request).await)
+            }
+            Request::FileEdit(request) => {
+                answer::<runtime::FileEdit>(self.file_edit(context, request).await)
+            }
+            Request::FileList(request) => {
+                answer::<runtime::FileList>(self.file_list(context, request).await)
+            }
+            Request::FileBlame(request) => {
+                answer::<runtime::FileBlame>(self.file_blame(context, request).await)
+            }
+            Request::Snapshot(request) => {
+                answer::<observability::Snapshot>(self.snapshot(context, &request).await)
+            }
+            Request::Trace(request) => {
+                answer::<observability::Trace>(tokio::task::block_in_place(|| {
+                    self.trace(context, &request)
+                }))
+            }
+            Request::Events(request) => {
+                answer::<observability::Events>(tokio::task::block_in_place(|| {
+                    self.list_events(context, &request)
+                }))
+            }
+            Request::Layerstack(request) => {
+                answer::<observability::Layerstack>(self.layerstack(context, &request).await)
+            }
+            Request::FileActivity(request) => {
+                answer::<observability::FileActivity>(self.file_activity(context, request).await)
+            }
+        }
+    }
+}
+
+/// Turns a handler's result into JSON. Naming the request's type holds the handler to the row's
+/// response.
+fn answer<C: Call>(result: Result<C::Response>) -> Result<Value> {
+    serde_json::to_value(result?)
+        .map_err(|error| Failure::internal("an answer cannot be written").caused_by(error))
+}

@@ -1,0 +1,369 @@
+//! Observability: snapshots, traces, events, layers, file activity. Reads, and changes nothing.
+
+use std::fs;
+use std::sync::Arc;
+
+use sandstack_api::observability::{
+    Activity, CommandSummary, Events, EventsReply, Exactness, FileActivity, FileActivityReply, Gap,
+    GatewaySnapshot, Layerstack, LayerstackReply, LeaseRecord, SandboxSnapshot, Snapshot,
+    SnapshotReply, Trace, TraceReply,
+};
+use sandstack_api::runtime::CommandStatus;
+use sandstack_api::{ApiError, Blob, CommandId, ErrorCode, OperationName, SessionId};
+use sandstack_fs::TraceMode;
+use sandstack_store::{AccessFilter, AccessRow, RelPath};
+
+use crate::clock::now_unix_ms;
+use crate::command::cut;
+use crate::event::EventFilter;
+use crate::failure::{Failure, Result};
+use crate::file::compile_glob;
+use crate::gateway::{Context, Gateway, Sandbox};
+use crate::page::Page;
+use crate::sandbox::page_limit;
+use crate::show;
+
+/// Commands of one sandbox in a snapshot.
+const MAX_COMMANDS: usize = 200;
+/// Layers in an answer.
+const MAX_LAYERS: usize = 1000;
+/// Bytes of a command line in a summary.
+const CMD_BYTES: usize = 200;
+
+impl Gateway {
+    pub(crate) async fn snapshot(
+        self: &Arc<Self>,
+        context: &Context,
+        request: &Snapshot,
+    ) -> Result<SnapshotReply> {
+        let mut sandboxes: Vec<Arc<Sandbox>> = match &request.sandbox_id {
+            Some(id) => vec![self.sandbox(context, id)?],
+            None => self
+                .sandboxes
+                .read()
+                .values()
+                .filter(|sandbox| context.principal.require_sandbox(&sandbox.id).is_ok())
+                .cloned()
+                .collect(),
+        };
+        sandboxes
+            .sort_by_key(|sandbox| std::cmp::Reverse(sandbox.row.lock().record.created_at_unix_ms));
+        let mut errors = Vec::new();
+        let mut shown = Vec::with_capacity(sandboxes.len());
+        for sandbox in &sandboxes {
+            shown.push(self.sandbox_snapshot(context, sandbox, &mut errors).await);
+        }
+        Ok(SnapshotReply {
+            sandboxes: shown,
+            gateway: self.gateway_snapshot(&mut errors),
+            sampled_at_unix_ms: now_unix_ms(),
+            errors,
+        })
+    }
+
+    async fn sandbox_snapshot(
+        self: &Arc<Self>,
+        context: &Context,
+        sandbox: &Arc<Sandbox>,
+        errors: &mut Vec<ApiError>,
+    ) -> SandboxSnapshot {
+        let mut note = |error: Failure| errors.push(error.into_answer(context.request_id.as_ref()));
+        let mut sessions = Vec::new();
+        for session in sandbox.sessions_newest_first() {
+            match self.session_record(&session).await {
+                Ok(record) => sessions.push(record),
+                Err(error) => note(error),
+            }
+        }
+        let leases = sandbox
+            .stack()
+            .and_then(|stack| Ok(stack.leases()?.len() as u64));
+        let lease_count = leases.unwrap_or_else(|error| {
+            note(error);
+            0
+        });
+        SandboxSnapshot {
+            sandbox: self.sandbox_record(sandbox),
+            sessions,
+            commands: self.command_summaries(sandbox),
+            layer_count: sandbox.stack.get().map_or(0, |stack| stack.layer_count()),
+            lease_count,
+            trace_dropped: 0,
+        }
+    }
+
+    fn command_summaries(&self, sandbox: &Sandbox) -> Vec<CommandSummary> {
+        let mut commands: Vec<CommandSummary> = self
+            .commands
+            .read()
+            .values()
+            .filter_map(|command| {
+                let row = command.row.lock();
+                let until = row.ended_at_unix_ms.unwrap_or_else(now_unix_ms);
+                (row.sandbox == sandbox.id).then(|| CommandSummary {
+                    command_session_id: row.id.clone(),
+                    workspace_session_id: row.session.clone(),
+                    cmd: cut(&row.cmd, CMD_BYTES),
+                    status: row.status,
+                    exit_code: row.exit_code,
+                    started_at_unix_ms: row.started_at_unix_ms,
+                    duration_ms: until.saturating_sub(row.started_at_unix_ms),
+                })
+            })
+            .collect();
+        commands.sort_by_key(|command| {
+            (
+                command.status != CommandStatus::Running,
+                std::cmp::Reverse(command.started_at_unix_ms),
+            )
+        });
+        commands.truncate(MAX_COMMANDS);
+        commands
+    }
+
+    fn gateway_snapshot(&self, errors: &mut Vec<ApiError>) -> GatewaySnapshot {
+        let mut number = |what: &str, found: Option<u64>| {
+            found.unwrap_or_else(|| {
+                errors.push(ApiError::new(
+                    ErrorCode::Unavailable,
+                    format!("{what} could not be read from /proc"),
+                ));
+                0
+            })
+        };
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| -> Option<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim_start_matches(':')
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()
+        };
+        let descriptors = fs::read_dir("/proc/self/fd")
+            .ok()
+            .map(|entries| entries.count() as u64);
+        GatewaySnapshot {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_at_unix_ms: self.started_at_unix_ms,
+            resident_bytes: number("resident memory", field("VmRSS")) * 1024,
+            open_descriptors: number("open descriptors", descriptors),
+            threads: number("threads", field("Threads")),
+        }
+    }
+
+    pub(crate) fn trace(&self, context: &Context, request: &Trace) -> Result<TraceReply> {
+        if let Some(sandbox) = &request.sandbox_id {
+            context.principal.require_sandbox(sandbox)?;
+        }
+        if let Some(name) = &request.operation
+            && OperationName::find(name).is_none()
+        {
+            return Err(Failure::invalid(format!(
+                "there is no operation {name:?}; GET /v1/catalog lists them"
+            )));
+        }
+        let id = request.trace_id.as_ref().filter(|id| id.as_ref() != "last");
+        self.spans.find(id, |operation, sandbox| {
+            let observes = OperationName::find(operation).is_some_and(|name| {
+                name.row().authority == sandstack_api::Authority::Observability
+            });
+            !observes
+                && request
+                    .operation
+                    .as_deref()
+                    .is_none_or(|wanted| wanted == operation)
+                && request
+                    .sandbox_id
+                    .as_ref()
+                    .is_none_or(|wanted| sandbox == Some(wanted.as_ref()))
+        })
+    }
+
+    pub(crate) fn list_events(&self, context: &Context, request: &Events) -> Result<EventsReply> {
+        if let Some(sandbox) = &request.sandbox_id {
+            context.principal.require_sandbox(sandbox)?;
+        }
+        let filter = EventFilter {
+            sandbox: request.sandbox_id.clone(),
+            name: request.name.clone(),
+            since_unix_ms: request.since_ms,
+            limit: page_limit(request.last_n)?,
+        };
+        let mut events = self.events.find(&filter)?;
+        events.retain(|event| {
+            event
+                .sandbox_id
+                .as_ref()
+                .is_none_or(|sandbox| context.principal.require_sandbox(sandbox).is_ok())
+        });
+        Ok(EventsReply {
+            events,
+            sampled_at_unix_ms: now_unix_ms(),
+            errors: Vec::new(),
+        })
+    }
+
+    pub(crate) async fn layerstack(
+        self: &Arc<Self>,
+        context: &Context,
+        request: &Layerstack,
+    ) -> Result<LayerstackReply> {
+        let sandbox = self.sandbox(context, &request.sandbox_id)?;
+        let gateway = Arc::clone(self);
+        self.blocking(move || {
+            let stack = sandbox.stack()?;
+            let layers = stack.layers(MAX_LAYERS)?;
+            let head = stack.head();
+            let logical_bytes = layers.first().map_or(0, |layer| layer.logical_bytes);
+            let mut leases = Vec::new();
+            for lease in stack.leases()? {
+                // An operation on the head holds one for a moment.
+                let Ok(session) = SessionId::new(&lease.record().holder) else {
+                    continue;
+                };
+                leases.push(LeaseRecord {
+                    layer: show::layer_id(lease.record().base),
+                    workspace_session_id: session,
+                    upper_bytes: gateway.store.upper_bytes(lease.id())?,
+                });
+            }
+            Ok(LayerstackReply {
+                sandbox_id: sandbox.id.clone(),
+                head: show::layer_id(head),
+                layer_count: stack.layer_count(),
+                layers: layers.iter().map(show::layer).collect(),
+                leases,
+                logical_bytes,
+                stored_bytes: gateway.store.usage()?.object_bytes,
+                sampled_at_unix_ms: now_unix_ms(),
+                errors: Vec::new(),
+            })
+        })
+        .await
+    }
+
+    pub(crate) async fn file_activity(
+        self: &Arc<Self>,
+        context: &Context,
+        request: FileActivity,
+    ) -> Result<FileActivityReply> {
+        let sandbox = self.sandbox(context, &request.sandbox_id)?;
+        let limit = page_limit(request.limit)?;
+        let glob = request.glob.as_deref().map(compile_glob).transpose()?;
+        let path = match &request.path {
+            None => None,
+            Some(path) => Some(
+                RelPath::parse(&path.0)
+                    .map_err(|error| Failure::invalid(format!("path: {error}")))?,
+            ),
+        };
+        let only = request.workspace_session_id.clone();
+        let filter = AccessFilter {
+            lease: None,
+            path,
+            command: request.command_session_id.as_ref().map(ToString::to_string),
+            pid: request.pid,
+            kinds: request
+                .kinds
+                .iter()
+                .map(|kind| show::store_access_kind(*kind))
+                .collect(),
+            since_unix_ms: request.since_ms,
+            until_unix_ms: request.until_ms,
+        };
+        let store = self.store.clone();
+        self.blocking(move || {
+            // What is not written yet is part of the answer.
+            for session in sandbox.sessions_newest_first() {
+                if let Some(view) = session.view.lock().clone() {
+                    view.recorder().flush()?;
+                }
+            }
+            let mut answer = store.access_log().query(sandbox.stack()?.id(), &filter)?;
+            answer.rows.retain(|row| {
+                only.as_ref()
+                    .is_none_or(|only| *row.session == *only.as_ref())
+                    && glob
+                        .as_ref()
+                        .is_none_or(|glob| glob.is_match(as_path(&row.path)))
+            });
+            answer.gaps.retain(|gap| {
+                only.as_ref()
+                    .is_none_or(|only| gap.session == only.as_ref())
+            });
+            let page = Page::cut(answer.rows, limit, request.page_token.as_deref(), row_key)?;
+            Ok(FileActivityReply {
+                rows: page.rows.into_iter().filter_map(activity).collect(),
+                next_page_token: page.next,
+                exactness: answer
+                    .modes
+                    .iter()
+                    .filter_map(|mode| exactness(mode))
+                    .collect(),
+                dropped: 0,
+                gaps: answer
+                    .gaps
+                    .into_iter()
+                    .filter_map(|gap| {
+                        Some(Gap {
+                            workspace_session_id: SessionId::new(&gap.session).ok()?,
+                            from_unix_ms: gap.from_unix_ms,
+                            to_unix_ms: gap.to_unix_ms,
+                            reason: gap.reason,
+                        })
+                    })
+                    .collect(),
+                sampled_at_unix_ms: now_unix_ms(),
+                errors: Vec::new(),
+            })
+        })
+        .await
+    }
+}
+
+fn as_path(path: &RelPath) -> &std::path::Path {
+    use std::os::unix::ffi::OsStrExt;
+    std::path::Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()))
+}
+
+/// What tells a row of file activity from all others.
+fn row_key(row: &AccessRow) -> String {
+    format!(
+        "{}|{:?}|{}|{}|{}|{}",
+        row.path.as_bytes().escape_ascii(),
+        row.kind,
+        row.session,
+        row.actor.command.as_deref().unwrap_or_default(),
+        row.actor.pid.unwrap_or(0),
+        row.first_unix_ms
+    )
+}
+
+fn activity(row: AccessRow) -> Option<Activity> {
+    Some(Activity {
+        path: show::path(&row.path),
+        kind: show::access_kind(row.kind),
+        workspace_session_id: SessionId::new(&row.session).ok()?,
+        command_session_id: row
+            .actor
+            .command
+            .as_deref()
+            .and_then(|id| CommandId::new(id).ok()),
+        pid: row.actor.pid,
+        program: row.actor.program.clone().map(Blob),
+        count: row.count,
+        bytes: row.bytes,
+        first_unix_ms: row.first_unix_ms,
+        last_unix_ms: row.last_unix_ms,
+    })
+}
+
+fn exactness(mode: &str) -> Option<Exactness> {
+    let mode: TraceMode = mode.parse().ok()?;
+    Some(Exactness {
+        trace_mode: show::api_trace_mode(mode),
+        statement: mode.statement().to_owned(),
+    })
+}

@@ -1,0 +1,252 @@
+//! The local provider: sessions on the gateway's host, in namespaces of their own.
+//!
+//! The root is the host's, read-only; home and temporary directories are private. The state
+//! directory and the homes of others are hidden. Works as root and as an ordinary user.
+
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use sandstack_api::{ErrorCode, SessionId};
+use sandstack_holder::Bytes;
+use sandstack_holder::protocol::{Bind, RootSpec};
+
+use super::{Provider, Spec, Started, run_dir, session_dir, socket};
+use crate::cgroup;
+use crate::config::{Config, Host, LocalSettings};
+use crate::failure::{Failure, Result, io_failure};
+
+/// How long a holder may take to make its socket.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+/// How long it may take to end.
+const STOP_DEADLINE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Local {
+    program: PathBuf,
+    state_dir: PathBuf,
+    host: Host,
+    settings: LocalSettings,
+}
+
+impl Local {
+    pub(crate) fn new(config: &Config) -> Self {
+        Local {
+            program: config.holder_program.clone(),
+            state_dir: config.state_dir.clone(),
+            host: config.host.clone(),
+            settings: config.settings.local.clone(),
+        }
+    }
+
+    fn spawn(&self, spec: &Spec) -> Result<u32> {
+        let log = spec.dir.join("holder.log");
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&log)
+            .map_err(io_failure(&format!("opening {}", log.display())))?;
+        let stderr = log
+            .try_clone()
+            .map_err(io_failure("duplicating a descriptor"))?;
+        let group = cgroup::for_sandbox(&spec.id, &spec.resources)?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg("serve")
+            .arg("--socket")
+            .arg(socket(spec))
+            .arg("--run-dir")
+            .arg(run_dir(spec))
+            .arg("--sandbox-id")
+            .arg(spec.id.as_ref())
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(stderr)
+            .env_clear()
+            .current_dir("/")
+            // A group of its own: ^C in the gateway's terminal is not for it.
+            .process_group(0);
+        let child = command.spawn().map_err(io_failure(&format!(
+            "starting the holder {}",
+            self.program.display()
+        )))?;
+        let pid = child.id();
+        if let Some(group) = group {
+            group.enter(pid)?;
+        }
+        // Reaped by a thread of its own, for it may end at any time.
+        std::thread::spawn(move || {
+            let mut child = child;
+            match child.wait() {
+                Ok(status) => tracing::info!(pid, %status, "a holder ended"),
+                Err(error) => tracing::warn!(pid, %error, "a holder could not be waited for"),
+            }
+        });
+        Ok(pid)
+    }
+}
+
+impl Provider for Local {
+    fn start<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<Started>> {
+        Box::pin(async move {
+            let pid = self.spawn(spec)?;
+            let begun = Instant::now();
+            while std::os::unix::net::UnixStream::connect(socket(spec)).is_err() {
+                if !is_alive(pid, &self.program) || begun.elapsed() > START_DEADLINE {
+                    let log = fs::read_to_string(spec.dir.join("holder.log")).unwrap_or_default();
+                    let last = log.lines().next_back().unwrap_or("it said nothing");
+                    return Err(Failure::new(
+                        ErrorCode::Unavailable,
+                        format!("the sandbox's holder did not start: {last}"),
+                    ));
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            Ok(Started {
+                holder_pid: Some(pid),
+                ..Started::default()
+            })
+        })
+    }
+
+    fn check<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            match spec.started.holder_pid {
+                Some(pid) if is_alive(pid, &self.program) => Ok(()),
+                Some(pid) => Err(format!("the holder (pid {pid}) is gone")),
+                None => Err("the holder was not started".to_owned()),
+            }
+        })
+    }
+
+    fn stop<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            if let Some(pid) = spec.started.holder_pid {
+                signal(pid, &self.program, libc::SIGTERM);
+                let begun = Instant::now();
+                while is_alive(pid, &self.program) {
+                    if begun.elapsed() > STOP_DEADLINE {
+                        // Its sessions end with it, by their control sockets.
+                        signal(pid, &self.program, libc::SIGKILL);
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            }
+            cgroup::remove(&spec.id)?;
+            Ok(())
+        })
+    }
+
+    fn root(&self, spec: &Spec, session: &SessionId) -> RootSpec {
+        let dir = session_dir(&spec.dir, session);
+        let bytes = |path: PathBuf| Bytes(path.into_os_string().into_encoded_bytes());
+        let mut hide = vec![bytes(self.state_dir.clone())];
+        hide.extend(self.settings.hide.iter().cloned().map(bytes));
+        hide.extend(
+            homes_of_others(self.host.home.as_deref())
+                .into_iter()
+                .map(bytes),
+        );
+        let home = self.host.home.as_ref();
+        RootSpec {
+            home: home.map(|home| Bind {
+                source: bytes(dir.join("home")),
+                target: bytes(home.clone()),
+            }),
+            tmp: bytes(dir.join("tmp")),
+            var_tmp: Some(bytes(dir.join("var-tmp"))),
+            hide,
+            expose: home
+                .into_iter()
+                .flat_map(|home| {
+                    self.settings
+                        .expose_home
+                        .iter()
+                        .map(move |below| home.join(below))
+                })
+                .filter(|path| path.exists())
+                .map(|path| Bind {
+                    source: bytes(path.clone()),
+                    target: bytes(path),
+                })
+                .collect(),
+            writable: Vec::new(),
+        }
+    }
+
+    fn environment(&self, _spec: &Spec) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let home = self
+            .host
+            .home
+            .as_ref()
+            .map_or(&b"/"[..], |home| home.as_os_str().as_bytes());
+        let pairs: [(&str, &[u8]); 5] = [
+            ("PATH", &self.host.path),
+            ("HOME", home),
+            ("USER", self.host.user.as_bytes()),
+            ("LOGNAME", self.host.user.as_bytes()),
+            ("LANG", b"C.UTF-8"),
+        ];
+        pairs
+            .into_iter()
+            .map(|(key, value)| (key.as_bytes().to_vec(), value.to_vec()))
+            .collect()
+    }
+
+    fn inside(&self, _spec: &Spec, path: &Path) -> PathBuf {
+        path.to_path_buf()
+    }
+}
+
+/// Homes that are not this user's.
+fn homes_of_others(own: Option<&Path>) -> Vec<PathBuf> {
+    let mut homes = vec![PathBuf::from("/root")];
+    if let Ok(entries) = fs::read_dir("/home") {
+        homes.extend(entries.flatten().map(|entry| entry.path()));
+    }
+    homes.retain(|home| own.is_none_or(|own| !own.starts_with(home)) && home.is_dir());
+    homes
+}
+
+/// Whether process `pid` is there and runs `program`: pids are used again.
+fn is_alive(pid: u32, program: &Path) -> bool {
+    let dir = Path::new("/proc").join(pid.to_string());
+    let Ok(exe) = fs::read_link(dir.join("exe")) else {
+        return false;
+    };
+    // A program that was replaced by an upgrade shows so.
+    let name = exe.as_os_str().as_bytes();
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    let ended = fs::read(dir.join("stat")).is_ok_and(|stat| {
+        let state = stat
+            .iter()
+            .rposition(|byte| *byte == b')')
+            .and_then(|at| stat.get(at + 2));
+        state == Some(&b'Z')
+    });
+    !ended && Path::new(OsStr::from_bytes(name)).file_name() == program.file_name()
+}
+
+fn signal(pid: u32, program: &Path, signal: i32) {
+    if !is_alive(pid, program) {
+        return;
+    }
+    let Some(pid) = rustix::process::Pid::from_raw(pid as i32) else {
+        return;
+    };
+    let signal = if signal == libc::SIGKILL {
+        rustix::process::Signal::KILL
+    } else {
+        rustix::process::Signal::TERM
+    };
+    if let Err(error) = rustix::process::kill_process(pid, signal) {
+        tracing::debug!(?pid, %error, "a holder could not be signalled");
+    }
+}

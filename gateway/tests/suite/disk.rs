@@ -1,0 +1,126 @@
+//! A full disk, in import and in publish.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use rustix::fs::FallocateFlags;
+use serde_json::json;
+
+use crate::rig::{Rig, Setup, needs_root};
+
+const SMALL_DISK: Setup<'static> = Setup {
+    config: "",
+    ordinary: false,
+    mounts: "mount -t tmpfs -o size=256m none %",
+};
+
+/// Fills the gateway's disk but for some MiB, until it is dropped.
+struct Filler(PathBuf);
+
+impl Filler {
+    fn leave(rig: &Rig, free_mib: u64) -> Filler {
+        let state = rig.seen(&rig.state());
+        let disk = rustix::fs::statvfs(&state).unwrap();
+        let free = disk.f_bavail * disk.f_frsize;
+        let path = state.join("filler");
+        let file = File::create(&path).unwrap();
+        let length = free.checked_sub(free_mib << 20).unwrap();
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length).unwrap();
+        Filler(path)
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).unwrap();
+    }
+}
+
+/// Content that neither compresses nor repeats.
+fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
+    let mut content = Vec::with_capacity(bytes);
+    while content.len() < bytes {
+        // xorshift64 (Marsaglia 2003).
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        content.extend_from_slice(&seed.to_le_bytes());
+    }
+    content
+}
+
+#[test]
+fn an_import_that_does_not_fit_leaves_room_for_one_that_does() {
+    if !needs_root("a small disk of the gateway's own") {
+        return;
+    }
+    let rig = Rig::start_as(SMALL_DISK);
+    let files: Vec<(String, Vec<u8>)> = (0..60)
+        .map(|n| (format!("dir{}/f{n}", n % 7), noise(1 << 20, n + 1)))
+        .collect();
+    let files: Vec<(&str, &[u8])> = files
+        .iter()
+        .map(|(path, content)| (&**path, &**content))
+        .collect();
+    let (large, small) = (
+        rig.project("large", &files),
+        rig.project("small", &files[..20]),
+    );
+    for free_mib in [2, 30] {
+        let _filler = Filler::leave(&rig, free_mib);
+        let answer = rig.call("create_sandbox", json!({ "workspace_root": large }));
+        assert!(answer.refused("quota_exceeded").contains("full"));
+        rig.assert_no_debris();
+    }
+    let sandbox = rig.sandbox(&small);
+    let session = rig.session(&sandbox);
+    let sums = rig.sh(&sandbox, &session, "sha256sum dir*/* | sort | sha256sum");
+    let expected = std::process::Command::new("sh")
+        .args(["-c", "sha256sum dir*/* | sort | sha256sum"])
+        .current_dir(&small)
+        .output()
+        .unwrap();
+    assert_eq!(sums.as_bytes(), expected.stdout);
+    rig.call(
+        "destroy_sandbox",
+        json!({ "sandbox_id": sandbox, "force": true }),
+    )
+    .ok();
+}
+
+#[test]
+fn a_publish_that_does_not_fit_changes_nothing_and_keeps_the_work() {
+    if !needs_root("a small disk of the gateway's own") {
+        return;
+    }
+    let rig = Rig::start_as(SMALL_DISK);
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    let made = rig.run(
+        &sandbox,
+        &session,
+        "head -c 30000000 /dev/urandom > big && echo two >> a && sync",
+    );
+    assert_eq!(made["exit_code"], 0, "{made:#}");
+    let sum = rig.sh(&sandbox, &session, "sha256sum < big");
+    let request = json!({ "workspace_session_id": session });
+    for free_mib in [1, 20] {
+        let _filler = Filler::leave(&rig, free_mib);
+        let answer = rig.call("publish_workspace_session", request.clone());
+        assert!(answer.refused("quota_exceeded").contains("full"));
+        let stack = rig
+            .call("layerstack", json!({ "sandbox_id": sandbox }))
+            .ok();
+        assert_eq!(stack["head"], "B000001", "{stack:#}");
+    }
+    assert_eq!(
+        rig.sh(&sandbox, &session, "sha256sum < big; cat a"),
+        format!("{sum}one\ntwo\n")
+    );
+    let published = rig.call("publish_workspace_session", request).ok();
+    assert_eq!(published["outcome"], "published", "{published:#}");
+    rig.call("destroy_sandbox", json!({ "sandbox_id": sandbox }))
+        .ok();
+    rig.assert_no_debris();
+}

@@ -1,0 +1,144 @@
+//! What is recorded: accesses by command, events, traces.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::rig::Rig;
+
+const LANES: usize = 6;
+const ROUNDS: usize = 8;
+
+/// Short commands start and end all the time, so that the numbers of their namespaces are used again:
+/// each access is still its own command's.
+#[test]
+fn every_access_has_its_command_whatever_runs_beside_it() {
+    let rig = Rig::start();
+    let names: Vec<String> = (0..LANES * ROUNDS).map(|n| format!("in/{n}")).collect();
+    let files: Vec<(&str, &[u8])> = names.iter().map(|name| (&**name, &b"x"[..])).collect();
+    let project = rig.project("project", &files);
+    let sandbox = rig.sandbox(&project);
+    let sessions = [rig.session(&sandbox), rig.session(&sandbox)];
+    let mut commands: BTreeMap<usize, String> = BTreeMap::new();
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES)
+            .map(|lane| {
+                let (rig, sandbox, session) = (&rig, &sandbox, &sessions[lane % 2]);
+                scope.spawn(move || {
+                    (lane * ROUNDS..(lane + 1) * ROUNDS)
+                        .map(|n| {
+                            let reply = rig.run(
+                                sandbox,
+                                session,
+                                &format!("cat in/{n} > /dev/null; echo {n} > out-{n}"),
+                            );
+                            assert_eq!(reply["exit_code"], 0, "{reply:#}");
+                            (n, reply["command_session_id"].as_str().unwrap().to_owned())
+                        })
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        for lane in lanes {
+            commands.extend(lane.join().unwrap());
+        }
+    });
+    for (n, command) in &commands {
+        for (path, kind) in [(format!("in/{n}"), "open"), (format!("out-{n}"), "create")] {
+            let request = json!({ "sandbox_id": sandbox, "path": path, "kinds": [kind] });
+            let found = rig.call("file_activity", request).ok();
+            let rows = found["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), 1, "{path}: {found:#}");
+            assert_eq!(
+                rows[0]["command_session_id"],
+                json!(command),
+                "{path}: {found:#}"
+            );
+        }
+    }
+    let all = rig
+        .call(
+            "file_activity",
+            json!({ "sandbox_id": sandbox, "limit": 1000 }),
+        )
+        .ok();
+    assert_eq!((&all["dropped"], &all["gaps"]), (&json!(0), &json!([])));
+}
+
+#[test]
+fn a_trace_shows_where_the_time_went() {
+    let rig = Rig::start();
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    rig.sh(&sandbox, &session, "echo two >> a");
+    rig.call(
+        "publish_workspace_session",
+        json!({ "workspace_session_id": session }),
+    )
+    .ok();
+    let trace = rig
+        .call("trace", json!({ "operation": "publish_workspace_session" }))
+        .ok();
+    let names: Vec<&str> = trace["spans"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|span| span["name"].as_str().unwrap())
+        .collect();
+    for name in [
+        "session.occupy",
+        "publish.flush",
+        "publish.capture",
+        "publish.commit",
+        "session.end",
+    ] {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
+    for span in trace["spans"].as_array().unwrap() {
+        assert!(span["duration_us"].is_u64(), "{span:#}");
+    }
+    rig.call("trace", json!({ "trace_id": "req-nowhere" }))
+        .refused("not_found");
+}
+
+#[test]
+fn events_tell_a_session_from_its_beginning_to_its_end() {
+    let rig = Rig::start();
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    rig.sh(&sandbox, &session, "echo two >> a");
+    rig.call(
+        "publish_workspace_session",
+        json!({ "workspace_session_id": session }),
+    )
+    .ok();
+    let told = rig.call("events", json!({ "sandbox_id": sandbox })).ok();
+    let mut names: Vec<&str> = told["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| event["name"].as_str().unwrap())
+        .collect();
+    names.reverse();
+    let expected = [
+        "sandbox.created",
+        "workspace_session.created",
+        "command.started",
+        "command.exited",
+        "layer.published",
+        "workspace_session.ended",
+        "lease.released",
+    ];
+    assert_eq!(names, expected, "{told:#}");
+    let snapshot = rig.call("snapshot", json!({})).ok();
+    let of = &snapshot["sandboxes"][0];
+    assert_eq!(
+        (&of["layer_count"], &of["lease_count"], &of["trace_dropped"]),
+        (&json!(2), &json!(0), &json!(0)),
+        "{snapshot:#}"
+    );
+    let left: &Value = &of["commands"];
+    assert_eq!(left[0]["status"], "exited", "{snapshot:#}");
+}

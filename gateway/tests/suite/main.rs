@@ -1,0 +1,19 @@
+//! The gateway's program as its callers see it: over its socket, with real views, holders and
+//! commands.
+
+#![allow(
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking and may talk"
+)]
+
+mod auth;
+mod bad_input;
+mod commands;
+mod disk;
+mod evidence;
+mod files;
+mod publish;
+mod restart;
+mod rig;
+mod start;
