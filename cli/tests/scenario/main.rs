@@ -1,0 +1,24 @@
+//! The main job through the command lines, each call a process of its own, with a real gateway, real
+//! views and real commands, in the local provider and in Docker.
+
+mod lanes;
+mod rig;
+
+use rig::Rig;
+
+#[test]
+fn ten_lanes_publish_at_once_in_local_sandboxes() {
+    let rig = Rig::start("local");
+    lanes::run(&rig, None);
+    rig.end();
+}
+
+#[test]
+fn ten_lanes_publish_at_once_in_docker_sandboxes() {
+    let Some(image) = rig::docker_image() else {
+        return;
+    };
+    let rig = Rig::start("docker");
+    lanes::run(&rig, Some(&image));
+    rig.end();
+}
