@@ -55,12 +55,16 @@ impl Delta {
         let mut sockets = Vec::new();
         for (path, change) in &mut self.changes {
             let socket = |node: &Option<Node>| {
-                node.as_ref().is_some_and(|node| node.kind() == Kind::Socket)
+                node.as_ref()
+                    .is_some_and(|node| node.kind() == Kind::Socket)
             };
             if socket(&change.mine) && change.kind().is_some() {
                 sockets.push(path.clone());
                 // One of the base may have got another mode or owner: it stays as it is.
-                change.mine = change.base.clone().filter(|base| base.kind() == Kind::Socket);
+                change.mine = change
+                    .base
+                    .clone()
+                    .filter(|base| base.kind() == Kind::Socket);
             }
         }
         self.changes

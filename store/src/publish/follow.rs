@@ -10,10 +10,10 @@ use std::collections::HashMap;
 
 use super::conflict::ConflictKind;
 use super::delta::{Change, equal};
+use super::git;
 use super::resolve::{Case, Pass};
 use super::route::Route;
 use super::since::{Move, Names, name};
-use super::git;
 use crate::edit::Edit;
 use crate::error::Result;
 use crate::name::RelPath;
@@ -54,9 +54,8 @@ impl Pass<'_> {
                 names.come(new, path);
             }
         }
-        let moves = names.moves(|from, to| {
-            Ok(name(from) == name(to) && !self.changed_directory(from, to)?)
-        })?;
+        let moves = names
+            .moves(|from, to| Ok(name(from) == name(to) && !self.changed_directory(from, to)?))?;
         for moved in moves {
             let delta = self.delta;
             let (from, to) = (&delta.changes[&moved.from], &delta.changes[&moved.to]);

@@ -13,7 +13,9 @@ use crate::model::{Model, Raw, Step, Trace, perform, random_project, raw_steps};
 fn run(session: &Session, steps: &[Raw], again: bool, trace: &mut Trace) {
     let mut model = Model::of(&session.view());
     for (index, raw) in steps.iter().enumerate() {
-        let Some(mut step) = model.step(*raw) else { continue };
+        let Some(mut step) = model.step(*raw) else {
+            continue;
+        };
         let new = match &mut step {
             Step::Create { path, .. } => Some(path),
             Step::Rename { to, .. } => Some(to),
@@ -23,7 +25,10 @@ fn run(session: &Session, steps: &[Raw], again: bool, trace: &mut Trace) {
         if let Some(path) = new.filter(|_| !again) {
             path.push_str(&format!(" {} {index}", session.name));
         }
-        let text: String = format!("{}: {step:?}", session.name).chars().take(120).collect();
+        let text: String = format!("{}: {step:?}", session.name)
+            .chars()
+            .take(120)
+            .collect();
         trace.0.push(text);
         perform(session, &step);
         model.apply(&step);
@@ -50,11 +55,18 @@ fn meet(
     let [first, second] = sessions;
     let view = first.view();
     let report = first.try_publish(&first.options());
-    trace.0.push(format!("{} published: {:?}", first.name, report.conflicts));
-    assert!(report.conflicts.is_empty(), "nobody was there before: {report:?}");
+    trace
+        .0
+        .push(format!("{} published: {:?}", first.name, report.conflicts));
+    assert!(
+        report.conflicts.is_empty(),
+        "nobody was there before: {report:?}"
+    );
     let head = Snapshot::of_head(&stack);
     let report = second.try_publish(&second.options());
-    trace.0.push(format!("{} published: {:?}", second.name, report.conflicts));
+    trace
+        .0
+        .push(format!("{} published: {:?}", second.name, report.conflicts));
     if report.conflicts.is_empty() {
         let result = Snapshot::of_head(&stack);
         if report.merged.is_empty() {
