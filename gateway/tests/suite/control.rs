@@ -102,3 +102,44 @@ fn a_terminal_has_the_size_it_is_given() {
             .contains("no terminal")
     );
 }
+
+#[test]
+fn output_is_read_byte_for_byte_whatever_its_lines() {
+    let rig = Rig::start();
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    let request = json!({
+        "sandbox_id": sandbox,
+        "workspace_session_id": session,
+        "cmd": "head -c 700000 /dev/zero | tr '\\0' x; printf '\\nend\\377'",
+        "tty": false,
+        "yield_time_ms": 60_000,
+    });
+    let command = rig.call("exec_command", request).ok();
+    let read = |start: u64| {
+        let request =
+            json!({ "command_session_id": command["command_session_id"], "start_byte": start });
+        rig.call("read_command_lines", request).ok()
+    };
+    let (mut at, mut said) = (0, Vec::new());
+    loop {
+        let answer = read(at);
+        let chunk: sandstack_api::runtime::OutputChunk =
+            serde_json::from_value(answer["chunk"].clone()).unwrap();
+        assert_eq!(chunk.start_byte, at);
+        let bytes = chunk.text.bytes().unwrap();
+        if bytes.is_empty() {
+            break;
+        }
+        said.extend(bytes);
+        at = chunk.next_byte;
+    }
+    let mut expected = vec![b'x'; 700_000];
+    expected.extend(b"\nend\xff");
+    assert!(said == expected, "{} bytes", said.len());
+    let request =
+        json!({ "command_session_id": command["command_session_id"], "start_byte": 0, "limit": 3 });
+    rig.call("read_command_lines", request)
+        .refused("invalid_request");
+}

@@ -77,7 +77,8 @@ pub struct WriteCommandStdin {
     pub start_offset: Option<u64>,
 }
 
-/// Reads lines of a command's output, running or ended. Line offsets never change.
+/// Reads lines of a command's output, running or ended, or with `start_byte` its bytes as they are. Offsets never
+/// change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadCommandLines {
@@ -90,6 +91,9 @@ pub struct ReadCommandLines {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub limit: Option<u32>,
+    /// Answer up to 256 KiB of output from this byte on, in `chunk`, and no lines; from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_byte: Option<u64>,
     /// Which output of a command without a terminal; default `stdout`. With a terminal there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<OutputStream>,
@@ -272,6 +276,9 @@ pub struct CommandLines {
     pub status: CommandStatus,
     /// The lines, each without its line end.
     pub lines: Vec<OutputLine>,
+    /// The bytes, if `start_byte` asked for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<OutputChunk>,
     /// The line to continue from.
     pub next_offset: u64,
     /// Lines of output so far.
@@ -281,6 +288,18 @@ pub struct CommandLines {
     /// Lines in the asked range that are no longer kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elided: Option<Elision>,
+}
+
+/// Bytes of output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OutputChunk {
+    /// The bytes; none at the end of what there is so far.
+    #[serde(flatten)]
+    pub text: Text,
+    /// Where they begin. Later than asked for if what was asked for is no longer kept.
+    pub start_byte: u64,
+    /// The byte to continue from.
+    pub next_byte: u64,
 }
 
 /// One line of output.
