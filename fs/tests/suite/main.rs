@@ -8,4 +8,5 @@
 )]
 
 mod fixture;
+mod posix;
 mod semantics;
