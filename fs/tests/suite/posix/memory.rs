@@ -206,11 +206,12 @@ impl Memory {
         match (mode, target) {
             (RenameMode::NoReplace, Some(_)) => return Err(libc::EEXIST),
             (RenameMode::Exchange, None) => return Err(libc::ENOENT),
-            (RenameMode::Exchange, Some(target)) => {
-                if is_directory(self, target) && self.is_within(parent, target) {
-                    return Err(libc::EINVAL);
-                }
+            (RenameMode::Exchange, Some(target))
+                if is_directory(self, target) && self.is_within(parent, target) =>
+            {
+                return Err(libc::EINVAL);
             }
+            (RenameMode::Exchange, Some(_)) => {}
             (_, Some(target)) if target != source => {
                 match (is_directory(self, source), is_directory(self, target)) {
                     (true, false) => return Err(libc::ENOTDIR),

@@ -639,10 +639,8 @@ impl Running {
         }
         match node.kind {
             Kind::File => faults.extend(self.compare_content(ino, &found)),
-            Kind::Symlink => {
-                if *tree.read_link(ino).unwrap() != *node.content {
-                    faults.push(format!("target of {ino}"));
-                }
+            Kind::Symlink if *tree.read_link(ino).unwrap() != *node.content => {
+                faults.push(format!("target of {ino}"));
             }
             Kind::Directory => faults.extend(self.compare_entries(ino)),
             _ => {}
