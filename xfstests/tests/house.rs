@@ -8,6 +8,8 @@
 mod packages;
 #[path = "house/pages.rs"]
 mod pages;
+#[path = "house/promises.rs"]
+mod promises;
 #[path = "house/sources.rs"]
 mod sources;
 #[path = "house/tree.rs"]

@@ -2,7 +2,7 @@
 //! people who want one workspace on their own.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{PipeReader, Read, Write};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use sandstack_fs::{
     MountOptions, Recorder, SlowPool, TraceMode, Tree, View, ViewOptions, detached, mount_at,
@@ -41,7 +42,7 @@ enum Subcommands {
 #[derive(Args)]
 struct StoreArgs {
     /// The store's directory; made if it is not there.
-    #[arg(long)]
+    #[arg(long, value_parser = absolute())]
     store: PathBuf,
 }
 
@@ -59,7 +60,7 @@ struct Mount {
     #[command(flatten)]
     session: SessionArgs,
     /// The directory that a new session begins with; default an empty one.
-    #[arg(long)]
+    #[arg(long, value_parser = absolute())]
     base: Option<PathBuf>,
     /// Begin a new session on the newest layer of this one's stack.
     #[arg(long, conflicts_with = "base")]
@@ -83,7 +84,13 @@ struct Mount {
     #[arg(long, hide = true)]
     ready: Option<i32>,
     /// Where the view is to be.
+    #[arg(value_parser = absolute())]
     mountpoint: PathBuf,
+}
+
+/// A path that stays right wherever the process goes.
+fn absolute() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(std::path::absolute)
 }
 
 type Failure = Box<dyn std::error::Error>;
@@ -184,6 +191,8 @@ fn mount(args: &Mount) -> Result<(), Failure> {
     let tree = Arc::new(Tree::new(Arc::clone(&upper))?);
     let recorder = Recorder::begin(upper, &args.session.session, args.trace, Arc::default())?;
     let options = mount_options(args);
+    // Before there is a mount that a signal would leave behind.
+    let signals = catch_signals()?;
     let connection = connect(&options, &args.mountpoint)?;
     let view = View::serve(
         tree,
@@ -197,7 +206,7 @@ fn mount(args: &Mount) -> Result<(), Failure> {
         let mut ready = unsafe { File::from_raw_fd(descriptor) };
         ready.write_all(b"1")?;
     }
-    unmount_on_signal(args.mountpoint.clone())?;
+    unmount_on_signal(signals, args.mountpoint.clone());
     view.join()?;
     view.tree().sync()?;
     store.persist()?;
@@ -225,12 +234,10 @@ fn connect(options: &MountOptions, mountpoint: &Path) -> Result<OwnedFd, Failure
     }
 }
 
-/// Unmounts at SIGINT and SIGTERM, from a thread that serves nothing.
-fn unmount_on_signal(mountpoint: PathBuf) -> Result<(), Failure> {
+/// Has SIGINT and SIGTERM written to a pipe, one byte each.
+fn catch_signals() -> Result<PipeReader, Failure> {
     let set = [libc::SIGINT, libc::SIGTERM];
-    // SAFETY: the set is made by sigemptyset before it is used, and masking signals has no other
-    // precondition. Threads that exist already keep their mask: the signals then reach one of them
-    // or this one, whose default action is replaced below.
+    // SAFETY: the set is made by sigemptyset before it is used, and nothing else is touched.
     let mask = unsafe {
         let mut mask = std::mem::zeroed();
         libc::sigemptyset(&mut mask);
@@ -256,16 +263,19 @@ fn unmount_on_signal(mountpoint: PathBuf) -> Result<(), Failure> {
             }
         }
     }
+    Ok(reader)
+}
+
+/// Unmounts at each signal that is caught, from a thread that serves nothing.
+fn unmount_on_signal(mut signals: PipeReader, mountpoint: PathBuf) {
     std::thread::spawn(move || {
-        let mut reader = reader;
         let mut byte = [0];
-        while reader.read(&mut byte).is_ok_and(|count| count > 0) {
+        while signals.read(&mut byte).is_ok_and(|count| count > 0) {
             if let Err(error) = unmount(&mountpoint) {
                 tracing::error!(%error, mountpoint = %mountpoint.display(), "unmounting failed");
             }
         }
     });
-    Ok(())
 }
 
 static SIGNALLED: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);

@@ -12,6 +12,8 @@
 
 mod path;
 mod process;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -335,6 +337,10 @@ impl Recorder {
             // What is done through the mount to flush it is no access of anybody's.
             return;
         }
+        self.note_of(process, path, kind, bytes);
+    }
+
+    fn note_of(&self, process: Arc<Process>, path: Arc<RelPath>, kind: AccessKind, bytes: u64) {
         let now = now_unix_ms();
         let mut waiting = self.waiting.lock();
         // Back-pressure: nothing is dropped while the log can take it.

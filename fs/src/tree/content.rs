@@ -63,15 +63,18 @@ impl Tree {
             .checked_add(length)
             .filter(|end| *end <= MAX_FILE)
             .ok_or(Error::FileTooLarge)?;
+        if ![0, KEEP_SIZE, PUNCH, ZERO, ZERO_KEEP].contains(&mode) {
+            return Err(Error::Unsupported);
+        }
         let found = self.attributes(ino)?;
         if found.kind != Kind::File {
             return Err(Error::NoData);
         }
+        // Only now: what is refused changes nothing.
         self.drop_capability(ino)?;
         let lost = Cell::new(false);
         let changed = changed(caller.uid != 0, &lost);
         match mode {
-            0 | KEEP_SIZE => self.upper.reserve(ino, offset, end, mode == 0, changed)?,
             PUNCH => self.upper.punch(ino, offset, end, changed)?,
             ZERO | ZERO_KEEP => {
                 self.upper.punch(ino, offset, end, changed)?;
@@ -79,7 +82,7 @@ impl Tree {
                     self.upper.set_size(ino, end, |attrs| attrs)?;
                 }
             }
-            _ => return Err(Error::Unsupported),
+            _ => self.upper.reserve(ino, offset, end, mode == 0, changed)?,
         }
         Ok(lost.get())
     }

@@ -119,10 +119,10 @@ impl Tree {
             NewNode::CharDevice(number) | NewNode::BlockDevice(number) => number,
             _ => 0,
         };
-        let size = match &node {
-            NewNode::Symlink(target) => target.len() as u64,
-            NewNode::Directory => 4096,
-            _ => 0,
+        let (size, stored) = match &node {
+            NewNode::Symlink(target) => (target.len() as u64, 0),
+            NewNode::Directory => (4096, 4096),
+            _ => (0, 0),
         };
         change.push(Record::Inode {
             ino,
@@ -141,7 +141,7 @@ impl Tree {
             gid: attrs.gid,
             nlink: attrs.nlink,
             size,
-            stored: 0,
+            stored,
             rdev,
             atime: now,
             mtime: now,

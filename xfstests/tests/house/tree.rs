@@ -43,7 +43,11 @@ pub(crate) fn files() -> &'static [TextFile] {
                 let entry = entry.expect("a directory is listed");
                 let path = directory.join(entry.file_name());
                 let kind = entry.file_type().expect("the entry is still there");
-                if kind.is_dir() && path != Path::new(".git") && path != Path::new("target") {
+                // In a worktree `.git` is a file.
+                if path == Path::new(".git") || path == Path::new("target") {
+                    continue;
+                }
+                if kind.is_dir() {
                     pending.push(path);
                 } else if kind.is_file()
                     && let Ok(text) = fs::read_to_string(entry.path())
