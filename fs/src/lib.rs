@@ -25,6 +25,7 @@ mod mount;
 mod notify;
 mod profile;
 mod record;
+mod requests;
 mod tree;
 mod view;
 

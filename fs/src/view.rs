@@ -15,6 +15,7 @@ use crate::files::Files;
 use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
+use crate::requests::Requests;
 use crate::tree::Tree;
 
 /// Threads that do what waits for the disk, for all views of a process together.
@@ -78,7 +79,7 @@ impl View {
         options: &ViewOptions,
     ) -> io::Result<View> {
         let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
-        let adapter = Adapter {
+        let requests = Requests {
             tree: Arc::clone(&tree),
             recorder: Arc::clone(&recorder),
             notifier: Arc::clone(&notifier),
@@ -86,6 +87,7 @@ impl View {
             slow: Arc::clone(slow),
             owner: options.owner,
         };
+        let adapter = Adapter { requests };
         let mut config = Config::default();
         config.n_threads = Some(options.threads.clamp(1, 16));
         config.clone_fd = options.threads > 1;
