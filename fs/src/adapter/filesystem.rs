@@ -321,7 +321,7 @@ impl Filesystem for Adapter {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.requests.sync_later(|synced| empty(synced, reply));
+        synced(self, reply);
     }
 
     fn fsyncdir(
@@ -332,7 +332,7 @@ impl Filesystem for Adapter {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.requests.sync_later(|synced| empty(synced, reply));
+        synced(self, reply);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -532,6 +532,15 @@ fn entry(found: Result<Attributes>, reply: ReplyEntry) {
         Ok(found) => reply.entry(&FOREVER, &attr(&found), Generation(0)),
         Err(error) => reply.error(errno(error)),
     }
+}
+
+fn synced(adapter: &Adapter, reply: ReplyEmpty) {
+    adapter.requests.sync_later(|synced| {
+        // Dropped, the reply is EIO.
+        if let Some(synced) = synced {
+            empty(synced, reply);
+        }
+    });
 }
 
 fn empty(done: Result<()>, reply: ReplyEmpty) {

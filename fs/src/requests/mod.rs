@@ -102,11 +102,12 @@ impl Requests {
     }
 
     /// A sync waits for the disk, so it is done, and answered, by a thread that serves no requests.
-    /// `answer` is called once, or dropped if there was a panic.
-    pub(crate) fn sync_later(&self, answer: impl FnOnce(Result<()>) + Send + 'static) {
+    /// `answer` is called once, with `None` if there was a panic.
+    pub(crate) fn sync_later(&self, answer: impl FnOnce(Option<Result<()>>) + Send + 'static) {
         let tree = Arc::clone(&self.tree);
         self.slow.run(Box::new(move || {
-            guarded("fsync", || answer(tree.sync()));
+            let synced = guarded("fsync", || tree.sync());
+            guarded("fsync", || answer(synced));
         }));
     }
 
