@@ -71,7 +71,7 @@ struct Mount {
     #[arg(short = 'o', value_delimiter = ',')]
     options: Vec<String>,
     /// How requests come from the kernel: auto, fuse or uring. auto is uring where this host allows it.
-    #[arg(long, default_value_t)]
+    #[arg(long, env = "SANDSTACK_TRANSPORT", default_value_t)]
     transport: Transport,
     /// Shown as the source in the mount table.
     #[arg(long, default_value = "sandstack")]
