@@ -33,7 +33,10 @@ mod view;
 
 pub use error::{Error, Result};
 pub use files::{DirectoryItem, FileInfo, Files, Written};
-pub use mount::{MountOptions, Mounted, detached, mount_at, unmount, with_fusermount};
+pub use mount::{
+    MountOptions, Mounted, another, detached, is_mounted_at, mount_at, unmount, unmount_with_users,
+    with_fusermount,
+};
 pub use profile::{Profile, TraceMode};
 pub use record::{Commands, Recorder};
 pub use transport::Transport;

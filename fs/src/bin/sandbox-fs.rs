@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -213,7 +213,7 @@ fn mount(args: &Mount) -> Result<(), Failure> {
 fn connect(options: &MountOptions, mountpoint: &Path) -> Result<OwnedFd, Failure> {
     match detached(options) {
         Ok(mounted) => {
-            mount_at(&mounted, mountpoint).map_err(|error| {
+            mount_at(mounted.mount.as_fd(), mountpoint).map_err(|error| {
                 format!("{} cannot be mounted on: {error}", mountpoint.display())
             })?;
             Ok(mounted.connection)
