@@ -25,7 +25,10 @@ mod mount;
 mod notify;
 mod profile;
 mod record;
+mod requests;
+mod transport;
 mod tree;
+mod uring;
 mod view;
 
 pub use error::{Error, Result};
@@ -36,5 +39,6 @@ pub use mount::{
 };
 pub use profile::{Profile, TraceMode};
 pub use record::{Commands, Recorder};
+pub use transport::Transport;
 pub use tree::{Caller, NewNode, RenameMode, SetAttributes, SetTime, Space, Tree, XattrMode};
 pub use view::{Owner, SlowPool, View, ViewOptions};

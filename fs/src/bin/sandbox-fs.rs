@@ -14,8 +14,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use sandstack_fs::{
-    MountOptions, Recorder, SlowPool, TraceMode, Tree, View, ViewOptions, detached, mount_at,
-    unmount, with_fusermount,
+    MountOptions, Recorder, SlowPool, TraceMode, Transport, Tree, View, ViewOptions, detached,
+    mount_at, unmount, with_fusermount,
 };
 use sandstack_store::{Lease, LeaseId, Outcome, Owner, Policy, PublishOptions, Store, Table};
 
@@ -71,6 +71,9 @@ struct Mount {
     /// Options as mount(8) has them: ro, dev, suid, and others that change nothing here.
     #[arg(short = 'o', value_delimiter = ',')]
     options: Vec<String>,
+    /// How requests come from the kernel: auto, fuse or uring. auto is uring where this host allows it.
+    #[arg(long, env = "SANDSTACK_TRANSPORT", default_value_t)]
+    transport: Transport,
     /// Shown as the source in the mount table.
     #[arg(long, default_value = "sandstack")]
     source: String,
@@ -199,7 +202,10 @@ fn mount(args: &Mount) -> Result<(), Failure> {
         recorder,
         connection,
         &SlowPool::new(),
-        &ViewOptions::default(),
+        &ViewOptions {
+            transport: args.transport,
+            ..ViewOptions::default()
+        },
     )?;
     if let Some(descriptor) = args.ready {
         // SAFETY: the parent process opened this descriptor for this process alone.
