@@ -17,6 +17,7 @@ use sandstack_store::{AccessKind, Attributes};
 use convert::{attr, caller, errno};
 
 use crate::notify::Notifier;
+use crate::placement;
 use crate::profile::Profile;
 use crate::record::Recorder;
 use crate::tree::{NewNode, Tree};
@@ -114,6 +115,13 @@ impl Adapter {
                 .inode(request.pid(), ino.0, AccessKind::List, 0);
         }
     }
+}
+
+/// Runs the handler of a request where its caller is; a panic in it is logged and ends with the
+/// handler.
+fn serve(request: &Request, operation: &'static str, handler: impl FnOnce()) {
+    placement::follow(request.pid());
+    guarded(operation, handler);
 }
 
 /// Runs a handler; a panic in it is logged and ends with the handler.

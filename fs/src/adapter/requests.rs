@@ -14,7 +14,7 @@ use fuser::{
 use sandstack_store::{AccessKind, Attributes, Kind, Seek, Timestamp};
 
 use super::convert::{caller, errno, file_type, libc_device, set_time};
-use super::{Adapter, answer_sized, guarded};
+use super::{Adapter, answer_sized, guarded, serve};
 use crate::error::Error;
 use crate::tree::{NewNode, RenameMode, SetAttributes, XattrMode};
 
@@ -78,7 +78,7 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        guarded("lookup", || {
+        serve(request, "lookup", || {
             let name = name.as_bytes();
             match self.tree.lookup(parent.0, name) {
                 Ok(found) => {
@@ -111,8 +111,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        guarded("getattr", || match self.tree.attributes(ino.0) {
+    fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        serve(request, "getattr", || match self.tree.attributes(ino.0) {
             Ok(found) => reply.attr(&FOREVER, &self.attr(&found)),
             Err(error) => reply.error(errno(error)),
         });
@@ -136,7 +136,7 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        guarded("setattr", || {
+        serve(request, "setattr", || {
             let set = SetAttributes {
                 mode: mode.map(|mode| (mode & 0o7777) as u16),
                 uid,
@@ -161,7 +161,7 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        guarded("readlink", || match self.tree.read_link(ino.0) {
+        serve(request, "readlink", || match self.tree.read_link(ino.0) {
             Ok(target) => {
                 self.recorder
                     .inode(request.pid(), ino.0, AccessKind::Read, target.len() as u64);
@@ -181,7 +181,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        guarded("mknod", || {
+        serve(request, "mknod", || {
             let node = match mode & libc::S_IFMT {
                 libc::S_IFREG | 0 => NewNode::File,
                 libc::S_IFIFO => NewNode::Fifo,
@@ -206,7 +206,7 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        guarded("mkdir", || {
+        serve(request, "mkdir", || {
             match self.make(request, parent, name, mode, NewNode::Directory) {
                 Ok(made) => reply.entry(&FOREVER, &made, Generation(0)),
                 Err(error) => reply.error(error),
@@ -222,7 +222,7 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        guarded("symlink", || {
+        serve(request, "symlink", || {
             let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
             match self.make(request, parent, name, 0o777, node) {
                 Ok(made) => reply.entry(&FOREVER, &made, Generation(0)),
@@ -232,7 +232,7 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("unlink", || {
+        serve(request, "unlink", || {
             match self.tree.unlink(parent.0, name.as_bytes()) {
                 Ok(_) => {
                     self.recorder.entry(
@@ -250,7 +250,7 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("rmdir", || {
+        serve(request, "rmdir", || {
             match self.tree.remove_directory(parent.0, name.as_bytes()) {
                 Ok(_) => {
                     self.recorder.directories_moved();
@@ -278,7 +278,7 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        guarded("rename", || {
+        serve(request, "rename", || {
             let mode = match flags {
                 flags if flags.is_empty() => RenameMode::Replace,
                 RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
@@ -314,7 +314,7 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        guarded("link", || {
+        serve(request, "link", || {
             match self.tree.link(ino.0, newparent.0, newname.as_bytes()) {
                 Ok(found) => {
                     self.recorder.named(ino.0, newparent.0, newname.as_bytes());
@@ -333,7 +333,7 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        guarded("open", || {
+        serve(request, "open", || {
             if self.profile.open_without_message {
                 // The kernel remembers this and asks no more.
                 return reply.error(Errno::ENOSYS);
@@ -353,7 +353,7 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        guarded("create", || {
+        serve(request, "create", || {
             match self.make(request, parent, name, mode, NewNode::File) {
                 Ok(made) => {
                     self.note_open(request.pid(), made.ino.0, flags);
@@ -381,7 +381,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        guarded("read", || {
+        serve(request, "read", || {
             match self.tree.read(ino.0, offset, size as usize) {
                 Ok(bytes) => {
                     self.recorder
@@ -405,7 +405,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        guarded("write", || {
+        serve(request, "write", || {
             let kill_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
             match self.tree.write(ino.0, offset, data, kill_setid) {
                 Ok(lost) => {
@@ -461,7 +461,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        guarded("opendir", || {
+        serve(request, "opendir", || {
             if self.profile.open_without_message {
                 return reply.error(Errno::ENOSYS);
             }
@@ -482,7 +482,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        guarded("readdir", || {
+        serve(request, "readdir", || {
             self.note_listing(request, ino, offset);
             let result = self.tree.list(ino.0, offset, false, |name, found, next| {
                 !reply.add(
@@ -507,7 +507,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        guarded("readdirplus", || {
+        serve(request, "readdirplus", || {
             self.note_listing(request, ino, offset);
             let result = self.tree.list(ino.0, offset, true, |name, found, next| {
                 !reply.add(
@@ -526,8 +526,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        guarded("statfs", || match self.tree.space() {
+    fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        serve(request, "statfs", || match self.tree.space() {
             Ok(space) => reply.statfs(
                 space.blocks,
                 space.free,
@@ -552,7 +552,7 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        guarded("setxattr", || {
+        serve(request, "setxattr", || {
             let mode = match flags {
                 0 => XattrMode::Any,
                 libc::XATTR_CREATE => XattrMode::Create,
@@ -572,13 +572,13 @@ impl Filesystem for Adapter {
 
     fn getxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         size: u32,
         reply: ReplyXattr,
     ) {
-        guarded("getxattr", || {
+        serve(request, "getxattr", || {
             match self.tree.xattr(ino.0, name.as_bytes()) {
                 Ok(value) => answer_sized(&value, size, reply),
                 Err(error) => reply.error(errno(error)),
@@ -586,8 +586,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        guarded("listxattr", || match self.tree.xattrs(ino.0) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        serve(request, "listxattr", || match self.tree.xattrs(ino.0) {
             Ok(xattrs) => {
                 let names: Vec<u8> = xattrs
                     .keys()
@@ -600,7 +600,7 @@ impl Filesystem for Adapter {
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("removexattr", || {
+        serve(request, "removexattr", || {
             match self.tree.remove_xattr(ino.0, name.as_bytes()) {
                 Ok(()) => {
                     self.recorder
@@ -636,7 +636,7 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        guarded("fallocate", || {
+        serve(request, "fallocate", || {
             match self
                 .tree
                 .allocate(caller(request), ino.0, offset, length, mode)
@@ -654,14 +654,14 @@ impl Filesystem for Adapter {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        guarded("lseek", || {
+        serve(request, "lseek", || {
             let seek = match whence {
                 libc::SEEK_DATA => Seek::Data,
                 libc::SEEK_HOLE => Seek::Hole,
@@ -690,7 +690,7 @@ impl Filesystem for Adapter {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        guarded("copy_file_range", || {
+        serve(request, "copy_file_range", || {
             // The reply counts in 32 bits, and a handler should not be long.
             let length = len.min(MAX_COPY);
             match self.tree.copy_range(
