@@ -23,6 +23,7 @@ mod error;
 mod files;
 mod mount;
 mod notify;
+mod placement;
 mod profile;
 mod record;
 mod requests;

@@ -13,8 +13,8 @@ use fuser::{
 };
 use sandstack_store::{Attributes, Kind, NAME_MAX, Timestamp};
 
-use super::Adapter;
 use super::convert::{attr, caller, errno, file_type, set_time};
+use super::{Adapter, serve};
 use crate::error::Result;
 use crate::requests::{FOREVER, MAX_BACKGROUND, Sized, WriteOrigin, guarded};
 use crate::tree::{NewNode, SetAttributes};
@@ -63,7 +63,7 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        guarded("lookup", || {
+        serve(request, "lookup", || {
             let found = self
                 .requests
                 .lookup(caller(request), parent.0, name.as_bytes());
@@ -75,10 +75,12 @@ impl Filesystem for Adapter {
         guarded("forget", || self.requests.forget(ino.0));
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        guarded("getattr", || match self.requests.attributes(ino.0) {
-            Ok(found) => reply.attr(&FOREVER, &attr(&found)),
-            Err(error) => reply.error(errno(error)),
+    fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        serve(request, "getattr", || {
+            match self.requests.attributes(ino.0) {
+                Ok(found) => reply.attr(&FOREVER, &attr(&found)),
+                Err(error) => reply.error(errno(error)),
+            }
         });
     }
 
@@ -100,7 +102,7 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        guarded("setattr", || {
+        serve(request, "setattr", || {
             let set = SetAttributes {
                 mode: mode.map(|mode| (mode & 0o7777) as u16),
                 uid,
@@ -117,7 +119,7 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        guarded("readlink", || {
+        serve(request, "readlink", || {
             match self.requests.read_link(caller(request), ino.0) {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(errno(error)),
@@ -135,7 +137,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        guarded("mknod", || {
+        serve(request, "mknod", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let made = self.requests.make_node(caller, parent.0, name, mode, rdev);
             entry(made, reply);
@@ -151,7 +153,7 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        guarded("mkdir", || {
+        serve(request, "mkdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let made = self
                 .requests
@@ -168,7 +170,7 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        guarded("symlink", || {
+        serve(request, "symlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
             let made = self.requests.make(caller, parent.0, name, 0o777, node);
@@ -177,14 +179,14 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("unlink", || {
+        serve(request, "unlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.unlink(caller, parent.0, name), reply);
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("rmdir", || {
+        serve(request, "rmdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.remove_directory(caller, parent.0, name),
@@ -203,7 +205,7 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        guarded("rename", || {
+        serve(request, "rename", || {
             let from = (parent.0, name.as_bytes());
             let to = (newparent.0, newname.as_bytes());
             let renamed = self
@@ -221,14 +223,14 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        guarded("link", || {
+        serve(request, "link", || {
             let (caller, name) = (caller(request), newname.as_bytes());
             entry(self.requests.link(caller, ino.0, newparent.0, name), reply);
         });
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        guarded("open", || {
+        serve(request, "open", || {
             opened(self.requests.open(caller(request), ino.0, flags.0), reply);
         });
     }
@@ -243,7 +245,7 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        guarded("create", || {
+        serve(request, "create", || {
             let (caller, name) = (caller(request), name.as_bytes());
             match self.requests.create(caller, parent.0, name, mode, flags) {
                 Ok((made, open_flags)) => reply.created(
@@ -269,7 +271,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        guarded("read", || {
+        serve(request, "read", || {
             match self.requests.read(caller(request), ino.0, offset, size) {
                 Ok(bytes) => reply.data(&bytes),
                 Err(error) => reply.error(errno(error)),
@@ -289,7 +291,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        guarded("write", || {
+        serve(request, "write", || {
             let origin = WriteOrigin::from_flags(write_flags.bits());
             match self
                 .requests
@@ -336,7 +338,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        guarded("opendir", || {
+        serve(request, "opendir", || {
             opened(self.requests.open_directory(caller(request), ino.0), reply);
         });
     }
@@ -349,7 +351,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        guarded("readdir", || {
+        serve(request, "readdir", || {
             let add = |name: &[u8], found: &Attributes, next| {
                 let kind = file_type(found.kind);
                 !reply.add(INodeNo(found.ino), next, kind, OsStr::from_bytes(name))
@@ -372,7 +374,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        guarded("readdirplus", || {
+        serve(request, "readdirplus", || {
             let add = |name: &[u8], found: &Attributes, next| {
                 !reply.add(
                     INodeNo(found.ino),
@@ -393,8 +395,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        guarded("statfs", || match self.requests.space() {
+    fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        serve(request, "statfs", || match self.requests.space() {
             Ok(space) => reply.statfs(
                 space.blocks,
                 space.free,
@@ -419,7 +421,7 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        guarded("setxattr", || {
+        serve(request, "setxattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.set_xattr(caller, ino.0, name, value, flags),
@@ -430,25 +432,25 @@ impl Filesystem for Adapter {
 
     fn getxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         size: u32,
         reply: ReplyXattr,
     ) {
-        guarded("getxattr", || {
+        serve(request, "getxattr", || {
             sized(self.requests.xattr(ino.0, name.as_bytes(), size), reply);
         });
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        guarded("listxattr", || {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        serve(request, "listxattr", || {
             sized(self.requests.xattrs(ino.0, size), reply);
         });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("removexattr", || {
+        serve(request, "removexattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.remove_xattr(caller, ino.0, name), reply);
         });
@@ -478,7 +480,7 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        guarded("fallocate", || {
+        serve(request, "fallocate", || {
             let caller = caller(request);
             empty(
                 self.requests.allocate(caller, ino.0, offset, length, mode),
@@ -489,14 +491,14 @@ impl Filesystem for Adapter {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        guarded("lseek", || {
+        serve(request, "lseek", || {
             match self.requests.seek(ino.0, offset, whence) {
                 Ok(offset) => reply.offset(offset as i64),
                 Err(error) => reply.error(errno(error)),
@@ -517,7 +519,7 @@ impl Filesystem for Adapter {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        guarded("copy_file_range", || {
+        serve(request, "copy_file_range", || {
             let (from, to) = ((ino_in.0, offset_in), (ino_out.0, offset_out));
             match self.requests.copy_range(caller(request), from, to, len) {
                 Ok(copied) => reply.written(copied),
