@@ -23,6 +23,15 @@ TEST_ARGS ?=
 # than programs alone; after `make test`, BUILD=--all-targets finds everything there.
 BUILD ?= --bins
 
+# For `make bench`: rows (default all, with the costs), peers, rounds, where inputs and places are, and
+# further options of the program; `target/release/bench --help` lists them.
+ROWS ?=
+PEERS ?=
+ROUNDS ?= 5
+BENCH_DIR ?= $(TARGET)/bench
+BENCH_ARGS ?=
+BASELINE ?= benches/baseline.json
+
 PROGRAMS := sandbox-gateway sandbox-holder sandbox-fs sandbox-manager-cli sandbox-runtime-cli \
 	sandbox-observability-cli sandbox-mcp
 
@@ -39,7 +48,8 @@ export RUSTUP_TOOLCHAIN := $(FALLBACK)
 endif
 endif
 
-.PHONY: help setup fetch build holder-static test demo docs lint install clean
+.PHONY: help setup fetch build holder-static test demo bench bench-check bench-baseline docs lint install \
+	clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +82,17 @@ demo: build holder-static ## Shows several sessions at work on one project (PROJ
 		tar --exclude=./target --exclude='./$(TARGET)' --exclude=./.git -c . | tar -x -C "$$project"
 	fi
 	$(TARGET)/debug/demo "$$project"
+
+# Release programs alone: debug assertions would cost more than what is measured.
+bench: setup ## Compares views with overlayfs and others (ROWS=, PEERS=, ROUNDS=; as root)
+	@cargo build --release -p sandstack-benches -p sandstack-gateway -p sandstack-holder -p sandstack-cli --bins
+	$(TARGET)/release/bench --dir '$(BENCH_DIR)' --rows '$(ROWS)' --peers '$(PEERS)' --rounds $(ROUNDS) $(BENCH_ARGS)
+
+bench-check: ## Tells what `make bench` last found worse than the baseline (BASELINE=)
+	@$(TARGET)/release/bench check --results '$(BENCH_DIR)/results.json' --baseline '$(BASELINE)'
+
+bench-baseline: ## Takes what `make bench` last found into the baseline
+	@$(TARGET)/release/bench check --update --results '$(BENCH_DIR)/results.json' --baseline '$(BASELINE)'
 
 docs: ## Writes docs/operations.md anew from the catalogue
 	@UPDATE_EXPECTED=1 cargo test -q -p sandstack-xfstests --test house operations_page

@@ -25,13 +25,20 @@ mod mount;
 mod notify;
 mod profile;
 mod record;
+mod requests;
+mod transport;
 mod tree;
+mod uring;
 mod view;
 
 pub use error::{Error, Result};
 pub use files::{DirectoryItem, FileInfo, Files, Written};
-pub use mount::{MountOptions, Mounted, detached, mount_at, unmount, with_fusermount};
+pub use mount::{
+    MountOptions, Mounted, another, detached, is_mounted_at, mount_at, unmount, unmount_with_users,
+    with_fusermount,
+};
 pub use profile::{Profile, TraceMode};
 pub use record::{Commands, Recorder};
+pub use transport::Transport;
 pub use tree::{Caller, NewNode, RenameMode, SetAttributes, SetTime, Space, Tree, XattrMode};
 pub use view::{Owner, SlowPool, View, ViewOptions};

@@ -7,12 +7,12 @@
 use std::ffi::CString;
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 
 /// What a mount is called and allows.
 #[derive(Clone, Debug)]
@@ -84,21 +84,59 @@ pub fn detached(options: &MountOptions) -> io::Result<Mounted> {
     Ok(Mounted { connection, mount })
 }
 
+/// Another mount of the same filesystem that is nowhere yet.
+///
+/// # Errors
+/// As `open_tree(2)`: `EINVAL` if `mount` is in another mount namespace, or, before Linux 6.15, in
+/// none.
+pub fn another(mount: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    Ok(rustix::mount::open_tree(mount, CString::default(), flags)?)
+}
+
 /// Puts a detached mount in place at `path`.
 ///
 /// # Errors
 /// As `move_mount(2)`.
-pub fn mount_at(mounted: &Mounted, path: &Path) -> io::Result<()> {
+pub fn mount_at(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let empty = CString::default();
     let path = CString::new(path.as_os_str().as_bytes())?;
     rustix::mount::move_mount(
-        &mounted.mount,
+        mount,
         empty.as_c_str(),
         rustix::fs::CWD,
         path.as_c_str(),
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
     )
     .map_err(io::Error::from)
+}
+
+/// Whether what is mounted at `path` is a FUSE filesystem from `source`; also if nobody serves it
+/// any more, when any look at `path` itself fails.
+///
+/// # Errors
+/// The mount table cannot be read.
+pub fn is_mounted_at(path: &Path, source: &str) -> io::Result<bool> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    // As the kernel writes a path there.
+    let mut point = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => point.extend(format!("\\{byte:03o}").bytes()),
+            byte => point.push(*byte),
+        }
+    }
+    // `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS … - TYPE SOURCE …`, the uppermost mount last.
+    let last = table
+        .split(|byte| *byte == b'\n')
+        .map(|line| line.split(|byte| *byte == b' '))
+        .rfind(|fields| fields.clone().nth(4) == Some(&point));
+    Ok(last.is_some_and(|fields| {
+        let mut kind = fields.skip_while(|field| *field != b"-").skip(1);
+        kind.next() == Some(b"fuse") && kind.next() == Some(source.as_bytes())
+    }))
 }
 
 fn open_device() -> io::Result<OwnedFd> {
@@ -190,6 +228,26 @@ pub fn with_fusermount(options: &MountOptions, path: &Path) -> io::Result<OwnedF
         _ => None,
     });
     received.ok_or_else(|| io::Error::other("fusermount3 sent no descriptor"))
+}
+
+/// Takes the mount at `path` away and, if it is in use, ends its filesystem: whoever is still in it
+/// gets errors. What was written through mappings is flushed before.
+///
+/// # Errors
+/// As `umount2(2)`.
+pub fn unmount_with_users(path: &Path) -> io::Result<()> {
+    match rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()) {
+        Err(rustix::io::Errno::BUSY) => {}
+        result => return Ok(result?),
+    }
+    match rustix::fs::open(path, rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()) {
+        Ok(root) => rustix::fs::syncfs(&root)?,
+        // Nobody serves it, so nothing can be flushed.
+        Err(rustix::io::Errno::NOTCONN) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
+    Ok(rustix::mount::unmount(path, flags)?)
 }
 
 /// Takes the mount at `path` away. A busy one goes when its last user does.

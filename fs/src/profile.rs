@@ -106,6 +106,43 @@ impl From<TraceMode> for Profile {
     }
 }
 
+/// Capabilities of a connection (`FUSE_*` of the INIT flags in `linux/fuse.h`).
+mod capability {
+    pub(super) const DO_READDIRPLUS: u64 = 1 << 13;
+    pub(super) const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub(super) const ASYNC_DIO: u64 = 1 << 15;
+    pub(super) const NO_OPEN_SUPPORT: u64 = 1 << 17;
+    pub(super) const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub(super) const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub(super) const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
+    pub(super) const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
+    pub(super) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub(super) const HAS_EXPIRE_ONLY: u64 = 1 << 35;
+    pub(super) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub(super) const HAS_RESEND: u64 = 1 << 39;
+}
+
+impl Profile {
+    /// What the kernel is asked to be capable of, as bits of its INIT flags. What it lacks is done
+    /// without.
+    pub(crate) fn capabilities(self) -> u64 {
+        let mut wanted = capability::PARALLEL_DIROPS
+            | capability::DO_READDIRPLUS
+            | capability::READDIRPLUS_AUTO
+            | capability::CACHE_SYMLINKS
+            | capability::EXPLICIT_INVAL_DATA
+            | capability::HANDLE_KILLPRIV_V2
+            | capability::ASYNC_DIO
+            | capability::DIRECT_IO_ALLOW_MMAP
+            | capability::HAS_EXPIRE_ONLY
+            | capability::HAS_RESEND;
+        if self.open_without_message {
+            wanted |= capability::NO_OPEN_SUPPORT | capability::NO_OPENDIR_SUPPORT;
+        }
+        wanted
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,10 @@ use crate::files::Files;
 use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
+use crate::requests::Requests;
+use crate::transport::Transport;
 use crate::tree::Tree;
+use crate::uring;
 
 /// Threads that do what waits for the disk, for all views of a process together.
 const SLOW_THREADS: usize = 4;
@@ -30,6 +33,9 @@ pub struct ViewOptions {
     /// kernel would refuse every change of what belongs to somebody it cannot name. `None`: owners
     /// are as they are.
     pub owner: Option<Owner>,
+    /// How requests come. Over io_uring there is a thread for each processor, shared by all views of
+    /// the process, and `threads` means nothing.
+    pub transport: Transport,
 }
 
 /// A user and a group.
@@ -46,6 +52,7 @@ impl Default for ViewOptions {
         ViewOptions {
             threads: 2,
             owner: None,
+            transport: Transport::default(),
         }
     }
 }
@@ -55,6 +62,7 @@ pub struct View {
     tree: Arc<Tree>,
     recorder: Arc<Recorder>,
     notifier: Arc<Notifier>,
+    transport: Transport,
     server: Mutex<Option<JoinHandle<io::Result<()>>>>,
 }
 
@@ -69,7 +77,8 @@ impl View {
     /// kernel and the view have agreed on how they speak.
     ///
     /// # Errors
-    /// The kernel and fuser do not agree, or a thread cannot be started.
+    /// The kernel and the view do not agree, the transport is not to be had here, or a thread cannot
+    /// be started.
     pub fn serve(
         tree: Arc<Tree>,
         recorder: Arc<Recorder>,
@@ -78,7 +87,7 @@ impl View {
         options: &ViewOptions,
     ) -> io::Result<View> {
         let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
-        let adapter = Adapter {
+        let requests = Requests {
             tree: Arc::clone(&tree),
             recorder: Arc::clone(&recorder),
             notifier: Arc::clone(&notifier),
@@ -86,20 +95,25 @@ impl View {
             slow: Arc::clone(slow),
             owner: options.owner,
         };
-        let mut config = Config::default();
-        config.n_threads = Some(options.threads.clamp(1, 16));
-        config.clone_fd = options.threads > 1;
-        // Who may use the mount is the kernel's to check, by the mount's options.
-        let session = Session::from_fd(adapter, connection, SessionACL::All, config)?;
-        let server = std::thread::Builder::new()
-            .name("fs-view".to_owned())
-            .spawn(move || session.run())?;
+        let (transport, server) = match rings_for(options.transport)? {
+            Some(ready) => (Transport::Uring, uring::serve(ready, requests, connection)?),
+            None => (
+                Transport::Fuse,
+                serve_with_fuser(requests, connection, options.threads)?,
+            ),
+        };
         Ok(View {
             tree,
             recorder,
             notifier,
+            transport,
             server: Mutex::new(Some(server)),
         })
+    }
+
+    /// How its requests come: never [`Transport::Auto`].
+    pub fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// What is served.
@@ -148,6 +162,42 @@ impl View {
         }
         served
     }
+}
+
+/// What a view over io_uring needs. `None`: it is to be served over `/dev/fuse`.
+fn rings_for(transport: Transport) -> io::Result<Option<uring::Ready>> {
+    let ready = || match uring::obstacle() {
+        Some(obstacle) => Err(io::Error::new(io::ErrorKind::Unsupported, obstacle)),
+        None => uring::prepare().map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("this process may not use io_uring: {error}"),
+            )
+        }),
+    };
+    match transport {
+        Transport::Fuse => Ok(None),
+        Transport::Uring => ready().map(Some),
+        Transport::Auto => Ok(ready()
+            .inspect_err(|reason| tracing::info!(%reason, "requests come over /dev/fuse"))
+            .ok()),
+    }
+}
+
+fn serve_with_fuser(
+    requests: Requests,
+    connection: OwnedFd,
+    threads: usize,
+) -> io::Result<JoinHandle<io::Result<()>>> {
+    let mut config = Config::default();
+    config.n_threads = Some(threads.clamp(1, 16));
+    config.clone_fd = threads > 1;
+    // Who may use the mount is the kernel's to check, by the mount's options.
+    let adapter = Adapter { requests };
+    let session = Session::from_fd(adapter, connection, SessionACL::All, config)?;
+    std::thread::Builder::new()
+        .name("fs-view".to_owned())
+        .spawn(move || session.run())
 }
 
 type Job = Box<dyn FnOnce() + Send>;

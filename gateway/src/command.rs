@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use sandstack_api::runtime::{
     CommandLines, CommandReply, CommandStatus, CreateWorkspaceSession, Elision, ExecCommand,
-    OutputLine, OutputStream, OutputWindow, ReadCommandLines, Survivor, WriteCommandStdin,
+    OutputChunk, OutputLine, OutputStream, OutputWindow, ReadCommandLines, Survivor,
+    WriteCommandStdin,
 };
-use sandstack_api::{Blob, CommandId, ErrorCode, MAX_PAGE_ROWS, SessionId, Text};
+use sandstack_api::{Blob, CommandId, ErrorCode, MAX_PAGE_ROWS, MAX_WINDOW_BYTES, SessionId, Text};
 use sandstack_holder::protocol::{
     ExitRecord, ExitStatus, Program, Request, Spawn, Stdio, Stream, Survivor as HolderSurvivor,
 };
-use sandstack_holder::transcript::{LineEnd, Reader, Window};
+use sandstack_holder::transcript::{self, LineEnd, Reader};
 use sandstack_holder::{Bytes, Client, evidence};
 use serde_json::json;
 
@@ -330,18 +331,29 @@ impl Gateway {
             (false, Some(OutputStream::Stdout) | None) => Stream::Stdout,
         };
         let (dir, start) = (command.dir.clone(), request.start_offset);
+        if let Some(start_byte) = request.start_byte {
+            if start != 0 || request.limit.is_some() {
+                return Err(Failure::invalid(
+                    "start_byte asks for bytes; leave start_offset and limit out, which count lines",
+                ));
+            }
+            return self
+                .read_chunk(&command, row.status, stream, start_byte)
+                .await;
+        }
         let window = self
             .blocking(move || {
                 Ok(Reader::open(&dir)?.window(stream, start, limit as usize, LINES_BYTES)?)
             })
             .await?;
         Ok(CommandLines {
+            chunk: None,
             command_session_id: command.id.clone(),
             status: row.status,
             next_offset: window.next_line,
             total_lines: window.total_lines,
             total_bytes: window.total_bytes,
-            elided: elision(&window),
+            elided: window.elided.first().map(elision),
             lines: window
                 .lines
                 .into_iter()
@@ -355,6 +367,37 @@ impl Gateway {
                     }
                 })
                 .collect(),
+        })
+    }
+
+    async fn read_chunk(
+        self: &Arc<Self>,
+        command: &Command,
+        status: CommandStatus,
+        stream: Stream,
+        start_byte: u64,
+    ) -> Result<CommandLines> {
+        let dir = command.dir.clone();
+        let (chunk, totals) = self
+            .blocking(move || {
+                let reader = Reader::open(&dir)?;
+                let chunk = reader.bytes_from(stream, start_byte, MAX_WINDOW_BYTES)?;
+                Ok((chunk, reader.totals(stream)?))
+            })
+            .await?;
+        Ok(CommandLines {
+            command_session_id: command.id.clone(),
+            status,
+            lines: Vec::new(),
+            next_offset: 0,
+            total_lines: totals.total_lines,
+            total_bytes: totals.total_bytes,
+            elided: chunk.elided.as_ref().map(elision),
+            chunk: Some(OutputChunk {
+                start_byte: chunk.byte_offset,
+                next_byte: chunk.byte_offset + chunk.bytes.len() as u64,
+                text: Text::new(chunk.bytes),
+            }),
         })
     }
 
@@ -708,7 +751,7 @@ fn output_window(
         total_lines: window.total_lines,
         total_bytes: window.total_bytes,
         truncated: first > 0 || window.next_line < window.total_lines || !window.elided.is_empty(),
-        elided: elision(&window),
+        elided: window.elided.first().map(elision),
     })
 }
 
@@ -727,10 +770,10 @@ fn last_lines(reader: &Reader, stream: Stream) -> Result<u64> {
     Ok(totals.total_lines.saturating_sub(whole))
 }
 
-fn elision(window: &Window) -> Option<Elision> {
-    window.elided.first().map(|gap| Elision {
+fn elision(gap: &transcript::Elision) -> Elision {
+    Elision {
         first_line: gap.first_line,
         lines: gap.lines,
         bytes: gap.bytes,
-    })
+    }
 }

@@ -45,6 +45,12 @@ impl Gateway {
                     self.publish_workspace_session(context, request).await,
                 )
             }
+            Request::AttachWorkspaceSession(request) => answer::<runtime::AttachWorkspaceSession>(
+                self.attach_workspace_session(context, &request).await,
+            ),
+            Request::DetachWorkspaceSession(request) => answer::<runtime::DetachWorkspaceSession>(
+                self.detach_workspace_session(context, &request).await,
+            ),
             Request::DestroyWorkspaceSession(request) => {
                 answer::<runtime::DestroyWorkspaceSession>(
                     self.destroy_workspace_session(context, &request).await,
@@ -59,6 +65,15 @@ impl Gateway {
             Request::ReadCommandLines(request) => answer::<runtime::ReadCommandLines>(
                 self.read_command_lines(context, &request).await,
             ),
+            Request::SignalCommand(request) => {
+                answer::<runtime::SignalCommand>(self.signal_command(context, &request).await)
+            }
+            Request::ResizeCommand(request) => {
+                answer::<runtime::ResizeCommand>(self.resize_command(context, &request).await)
+            }
+            Request::ListCommands(request) => {
+                answer::<runtime::ListCommands>(self.list_commands(context, &request))
+            }
             Request::FileRead(request) => {
                 answer::<runtime::FileRead>(self.file_read(context, request).await)
             }

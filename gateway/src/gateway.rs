@@ -39,6 +39,8 @@ pub(crate) struct Gateway {
     pub(crate) events: EventLog,
     pub(crate) spans: Arc<SpanLog>,
     pub(crate) slow: Arc<SlowPool>,
+    /// Held while a view is attached or detached, so that a place is not taken twice.
+    pub(crate) attaching: Mutex<()>,
     pub(crate) local: Arc<Local>,
     pub(crate) docker: Arc<Docker>,
     pub(crate) sandbox_rows: Rows<SandboxRow>,
@@ -145,6 +147,7 @@ impl Gateway {
             events: EventLog::open(&store, limits.events)?,
             spans: SpanLog::open(&store, limits.traces)?,
             slow: SlowPool::new(),
+            attaching: Mutex::new(()),
             local: Arc::new(Local::new(&config)),
             docker: Arc::new(Docker::new(&config)),
             sandbox_rows: Rows::new(&store, "sandboxes"),

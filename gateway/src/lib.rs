@@ -11,11 +11,13 @@
 //!   again. So a restart finds everything.
 //! - A library never reads the environment: the binary hands over a [`Config`].
 
+mod attach;
 mod auth;
 mod cgroup;
 mod clock;
 mod command;
 pub mod config;
+mod control;
 mod dispatch;
 mod event;
 mod failure;
@@ -68,7 +70,11 @@ pub async fn serve(
     if let Err(error) = std::fs::remove_file(&socket) {
         tracing::debug!(%error, "the socket was not removed");
     }
-    tokio::task::spawn_blocking(move || gateway.store.persist())
+    let persist = move || {
+        gateway.end_all_attachments();
+        gateway.store.persist()
+    };
+    tokio::task::spawn_blocking(persist)
         .await
         .map_err(|error| chain(&error))?
         .map_err(|error| chain(&error))?;

@@ -82,17 +82,20 @@ impl Gateway {
             note(error);
             0
         });
+        let mut commands = self.command_summaries(sandbox);
+        commands.truncate(MAX_COMMANDS);
         SandboxSnapshot {
             sandbox: self.sandbox_record(sandbox),
             sessions,
-            commands: self.command_summaries(sandbox),
+            commands,
             layer_count: sandbox.stack.get().map_or(0, |stack| stack.layer_count()),
             lease_count,
             trace_dropped: 0,
         }
     }
 
-    fn command_summaries(&self, sandbox: &Sandbox) -> Vec<CommandSummary> {
+    /// The commands of a sandbox, running ones first, then the newest.
+    pub(crate) fn command_summaries(&self, sandbox: &Sandbox) -> Vec<CommandSummary> {
         let mut commands: Vec<CommandSummary> = self
             .commands
             .read()
@@ -117,7 +120,6 @@ impl Gateway {
                 std::cmp::Reverse(command.started_at_unix_ms),
             )
         });
-        commands.truncate(MAX_COMMANDS);
         commands
     }
 

@@ -44,6 +44,9 @@ pub(crate) struct SessionRow {
     pub(crate) quota_bytes: Option<u64>,
     pub(crate) ttl_s: Option<u64>,
     pub(crate) env: BTreeMap<String, Blob>,
+    /// Where on the host its view is attached.
+    #[serde(default)]
+    pub(crate) attachments: Vec<Blob>,
     pub(crate) created_at_unix_ms: u64,
     pub(crate) used_at_unix_ms: u64,
 }

@@ -14,7 +14,7 @@ use sandstack_api::runtime::{
     SessionRecord, SessionState,
 };
 use sandstack_api::{ErrorCode, SessionId};
-use sandstack_fs::{MountOptions, Owner, Recorder, Tree, View, ViewOptions, detached};
+use sandstack_fs::{MountOptions, Owner, Recorder, Tree, View, ViewOptions, another, detached};
 use sandstack_holder::Bytes;
 use sandstack_holder::protocol::{
     CreateSession, FuseOptions, Network, Request, View as HolderView,
@@ -100,6 +100,7 @@ impl Gateway {
             quota_bytes: request.quota_bytes,
             ttl_s: request.ttl_s,
             env: request.env,
+            attachments: Vec::new(),
             created_at_unix_ms: now,
             used_at_unix_ms: now,
         };
@@ -225,14 +226,18 @@ impl Gateway {
         let root = sandbox.provider.root(&spec, &session.id);
         let (session, slow) = (Arc::clone(session), Arc::clone(&self.slow));
         let workspace_root = sandbox.workspace_root();
+        let gateway = Arc::clone(self);
         self.blocking(move || {
+            // A mount of the holder's own, so that ours stays where it can be attached from. Before
+            // Linux 6.15 there is but one.
             let mount = session
                 .mount
                 .lock()
                 .as_ref()
-                .map(|mount| mount.try_clone())
-                .transpose();
-            let mount: Option<OwnedFd> = mount.map_err(io_failure("duplicating a descriptor"))?;
+                .map(|mount| another(mount.as_fd()).or_else(|_| mount.try_clone()));
+            let mount: Option<OwnedFd> = mount
+                .transpose()
+                .map_err(io_failure("duplicating a descriptor"))?;
             let view = match &mount {
                 Some(_) => HolderView::Descriptor,
                 None => HolderView::MountFuse(FuseOptions {
@@ -261,7 +266,7 @@ impl Gateway {
                 serve(&session, made.connection, &slow)?;
                 *session.mount.lock() = Some(made.mount);
             }
-            Ok(())
+            gateway.attach_again(&session)
         })
         .await
     }
@@ -279,6 +284,7 @@ impl Gateway {
                     Err(error) => return Err(error.into()),
                 }
             }
+            gateway.end_attachments(&ended)?;
             // The last reference to the mount, or the view would live on.
             drop(ended.mount.lock().take());
             Ok(())
@@ -460,6 +466,7 @@ impl Gateway {
                 trace_mode: row.trace_mode,
                 quota_bytes: row.quota_bytes,
                 workspace_root: session.sandbox.workspace_root().into(),
+                attachments: row.attachments.clone(),
                 created_at_unix_ms: row.created_at_unix_ms,
                 expires_at_unix_ms: row.ttl_s.map(|ttl| used + ttl * 1000),
             })

@@ -11,20 +11,28 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
-/// Bytes that must be free before a commit is tried: fjall preallocates its journal in steps of
-/// 64 MiB at most, and a memtable flush needs about as much again as its 16 MiB.
-const RESERVE_BYTES: u64 = 96 << 20;
-/// The same for a commit that only removes: it must be possible on a disk that is too full for any
-/// other, for it is how room is made.
-const REMOVAL_RESERVE_BYTES: u64 = 24 << 20;
-/// Memtable size. fjall's default of 64 MiB per keyspace costs memory and reopening time
+/// Most bytes that must be free before a commit is tried: room for the journal and for what the
+/// memtables are written out as, which happens later and must not find the disk full.
+const MOST_RESERVE_BYTES: u64 = 96 << 20;
+/// The same for a disk of any size.
+const LEAST_RESERVE_BYTES: u64 = 8 << 20;
+/// The reserve is this part of the disk, within these bounds: a disk of 200 MB is to be used too.
+const RESERVE_PART: u64 = 16;
+/// What only removes must be possible on a disk that is too full for anything else, for it is how
+/// room is made: it needs this part of the reserve.
+const REMOVAL_PART: u64 = 4;
+/// Memtable size at most. fjall's default of 64 MiB per keyspace costs memory and reopening time
 /// (1.8 µs a journaled record).
 const MEMTABLE_BYTES: u64 = 16 << 20;
+/// A memtable is at most this part of the reserve, so that the reserve is enough to write it out.
+const MEMTABLE_PART: u64 = 6;
 
 /// The keyspaces of the store. Few, because each has a memtable and pins the journal.
 pub(crate) struct Db {
     database: fjall::Database,
     path: PathBuf,
+    /// Bytes that must be free before a commit is tried.
+    reserve: u64,
     /// Where an object lies, by digest.
     pub(crate) objects: Keyspace,
     /// Stacks, layers, leases and counters.
@@ -85,6 +93,11 @@ pub(crate) enum Durability {
 
 impl Db {
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        let parent = path.parent().unwrap_or(path);
+        let disk =
+            rustix::fs::statvfs(parent).map_err(|error| Error::io("examining", parent, error))?;
+        let reserve = (disk.f_blocks.saturating_mul(disk.f_frsize) / RESERVE_PART)
+            .clamp(LEAST_RESERVE_BYTES, MOST_RESERVE_BYTES);
         let database = fjall::Database::builder(path)
             .cache_size(32 << 20)
             .worker_threads(1)
@@ -92,7 +105,8 @@ impl Db {
             .open()?;
         let keyspace = |name: &str| -> Result<Keyspace> {
             Ok(database.keyspace(name, || {
-                KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES)
+                KeyspaceCreateOptions::default()
+                    .max_memtable_size(MEMTABLE_BYTES.min(reserve / MEMTABLE_PART))
             })?)
         };
         Ok(Db {
@@ -103,6 +117,7 @@ impl Db {
             access: keyspace("access")?,
             records: keyspace("records")?,
             path: path.to_path_buf(),
+            reserve,
             failed: Mutex::new(None),
             database,
         })
@@ -123,9 +138,9 @@ impl Db {
             return Ok(());
         }
         let reserve = if batch.removes {
-            REMOVAL_RESERVE_BYTES
+            self.reserve / REMOVAL_PART
         } else {
-            RESERVE_BYTES
+            self.reserve
         };
         self.check_free(reserve.saturating_add(batch.bytes().saturating_mul(2)))?;
         let result = batch.batch.commit().and_then(|()| match durability {
@@ -150,7 +165,7 @@ impl Db {
     /// Fails if a commit of `bytes` would be refused: for want of room on the disk, or because an
     /// earlier one failed.
     pub(crate) fn check_room(&self, bytes: u64) -> Result<()> {
-        self.check_free(RESERVE_BYTES.saturating_add(bytes.saturating_mul(2)))
+        self.check_free(self.reserve.saturating_add(bytes.saturating_mul(2)))
     }
 
     fn check_free(&self, needed: u64) -> Result<()> {

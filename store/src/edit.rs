@@ -48,6 +48,12 @@ struct Applier<'a> {
 }
 
 /// New entries of one directory by name; `None` removes.
+/// A file and the names that the edits give it.
+struct Coming<'a> {
+    node: &'a Node,
+    names: BTreeSet<(Ino, Name)>,
+}
+
 type EntryEdits = BTreeMap<Name, Option<DirectoryEntry>>;
 
 impl Applier<'_> {
@@ -189,7 +195,7 @@ impl Applier<'_> {
             }
         }
         // Every name that comes.
-        let mut coming: BTreeMap<Ino, (&Node, BTreeSet<(Ino, Name)>)> = BTreeMap::new();
+        let mut coming: BTreeMap<Ino, Coming<'_>> = BTreeMap::new();
         for (path, node) in edits {
             let Some(node) = node.filter(|node| node.kind() != Kind::Directory) else {
                 continue;
@@ -198,13 +204,14 @@ impl Applier<'_> {
                 continue;
             };
             let place = (self.node(&parent)?.meta.ino, name);
-            let (last, names) = coming
-                .entry(node.meta.ino)
-                .or_insert((node, BTreeSet::new()));
-            *last = node;
-            names.insert(place);
+            let linked = coming.entry(node.meta.ino).or_insert(Coming {
+                node,
+                names: BTreeSet::new(),
+            });
+            linked.node = node;
+            linked.names.insert(place);
         }
-        for (ino, (node, names)) in coming {
+        for (ino, Coming { node, names }) in coming {
             if let Some(linked) = table.0.get_mut(&ino) {
                 linked.node = node.clone();
                 linked.names.extend(names);

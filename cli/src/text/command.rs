@@ -45,6 +45,14 @@ pub(crate) fn reply(answer: &CommandReply, style: &Style) -> Answer {
 
 pub(crate) fn lines(answer: &CommandLines, _: &Style) -> Answer {
     let mut data = Vec::new();
+    if let Some(chunk) = &answer.chunk {
+        data.extend(bytes_of(&chunk.text));
+        let out = Answer::data(data);
+        return match chunk.next_byte < answer.total_bytes {
+            true => out.note(format!("go on with --start-byte {}", chunk.next_byte)),
+            false => out,
+        };
+    }
     for line in &answer.lines {
         data.extend(bytes_of(&line.text));
         if line.complete {

@@ -1,6 +1,12 @@
 //! The main job through the command lines, each call a process of its own, with a real gateway, real
 //! views and real commands, in the local provider and in Docker.
 
+#![allow(
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking and may talk"
+)]
+
 mod lanes;
 mod rig;
 

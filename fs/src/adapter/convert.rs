@@ -1,4 +1,4 @@
-//! From the tree's terms to FUSE's and back.
+//! From the tree's terms to fuser's and back.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,8 +6,8 @@ use fuser::{Errno, FileAttr, FileType, INodeNo, Request, TimeOrNow};
 use sandstack_store::{Attributes, Kind, Timestamp};
 
 use crate::error::Error;
+use crate::requests::{self, kernel_device};
 use crate::tree::{Caller, SetTime};
-use crate::view::Owner;
 
 pub(super) fn caller(request: &Request) -> Caller {
     Caller {
@@ -18,20 +18,11 @@ pub(super) fn caller(request: &Request) -> Caller {
 }
 
 pub(super) fn errno(error: Error) -> Errno {
-    if let Error::Store(cause) = &error
-        && error.errno() == libc::EIO
-    {
-        tracing::error!(error = %cause, "the store failed a filesystem request");
-    }
-    Errno::from_i32(error.errno())
+    Errno::from_i32(requests::errno(&error))
 }
 
-/// What the kernel is told of an inode, as owned by `owner` if there is one.
-pub(super) fn attr(attributes: &Attributes, owner: Option<Owner>) -> FileAttr {
-    let owner = owner.unwrap_or(Owner {
-        uid: attributes.uid,
-        gid: attributes.gid,
-    });
+/// What the kernel is told of an inode.
+pub(super) fn attr(attributes: &Attributes) -> FileAttr {
     FileAttr {
         ino: INodeNo(attributes.ino),
         size: attributes.size,
@@ -44,8 +35,8 @@ pub(super) fn attr(attributes: &Attributes, owner: Option<Owner>) -> FileAttr {
         kind: file_type(attributes.kind),
         perm: attributes.mode,
         nlink: attributes.nlink,
-        uid: owner.uid,
-        gid: owner.gid,
+        uid: attributes.uid,
+        gid: attributes.gid,
         rdev: kernel_device(attributes.rdev),
         blksize: 4096,
         flags: 0,
@@ -62,19 +53,6 @@ pub(super) fn file_type(kind: Kind) -> FileType {
         Kind::CharDevice => FileType::CharDevice,
         Kind::BlockDevice => FileType::BlockDevice,
     }
-}
-
-/// A device number as FUSE carries it (the kernel's `new_encode_dev`), from libc's.
-fn kernel_device(number: u64) -> u32 {
-    let (major, minor) = (libc::major(number), libc::minor(number));
-    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
-}
-
-pub(super) fn libc_device(number: u32) -> u64 {
-    libc::makedev(
-        (number & 0xfff00) >> 8,
-        (number & 0xff) | ((number >> 12) & 0xfff00),
-    )
 }
 
 fn system_time(time: Timestamp) -> SystemTime {
@@ -115,25 +93,6 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn device_numbers_go_both_ways() {
-        for (major, minor) in [
-            (0, 0),
-            (1, 3),
-            (8, 255),
-            (259, 1),
-            (4095, 0xfffff),
-            (10, 229),
-        ] {
-            let number = libc::makedev(major, minor);
-            assert_eq!(
-                libc_device(kernel_device(number)),
-                number,
-                "{major}:{minor}"
-            );
-        }
-    }
 
     #[test]
     fn times_of_all_ages_go_to_the_kernel() {

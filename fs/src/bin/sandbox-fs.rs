@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{PipeReader, Read, Write};
 use std::ops::ControlFlow;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -14,8 +14,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use sandstack_fs::{
-    MountOptions, Recorder, SlowPool, TraceMode, Tree, View, ViewOptions, detached, mount_at,
-    unmount, with_fusermount,
+    MountOptions, Recorder, SlowPool, TraceMode, Transport, Tree, View, ViewOptions, detached,
+    mount_at, unmount, with_fusermount,
 };
 use sandstack_store::{Lease, LeaseId, Outcome, Owner, Policy, PublishOptions, Store, Table};
 
@@ -71,6 +71,9 @@ struct Mount {
     /// Options as mount(8) has them: ro, dev, suid, and others that change nothing here.
     #[arg(short = 'o', value_delimiter = ',')]
     options: Vec<String>,
+    /// How requests come from the kernel: auto, fuse or uring. auto is uring where this host allows it.
+    #[arg(long, env = "SANDSTACK_TRANSPORT", default_value_t)]
+    transport: Transport,
     /// Shown as the source in the mount table.
     #[arg(long, default_value = "sandstack")]
     source: String,
@@ -200,7 +203,10 @@ fn mount(args: &Mount) -> Result<(), Failure> {
         recorder,
         connection,
         &SlowPool::new(),
-        &ViewOptions::default(),
+        &ViewOptions {
+            transport: args.transport,
+            ..ViewOptions::default()
+        },
     )?;
     if let Some(descriptor) = args.ready {
         // SAFETY: the parent process opened this descriptor for this process alone.
@@ -223,7 +229,7 @@ fn mount(args: &Mount) -> Result<(), Failure> {
 fn connect(options: &MountOptions, mountpoint: &Path) -> Result<OwnedFd, Failure> {
     match detached(options) {
         Ok(mounted) => {
-            mount_at(&mounted, mountpoint).map_err(|error| {
+            mount_at(mounted.mount.as_fd(), mountpoint).map_err(|error| {
                 format!("{} cannot be mounted on: {error}", mountpoint.display())
             })?;
             Ok(mounted.connection)

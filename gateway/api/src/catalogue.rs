@@ -273,6 +273,30 @@ operations! {
         positional: ["workspace_session_id"],
         runtime::PublishWorkspaceSession => runtime::Published
     }
+    AttachWorkspaceSession {
+        name: "attach_workspace_session",
+        title: "Attach a view to the host",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, AlreadyExists, Conflict, Unsupported],
+        positional: ["workspace_session_id", "path"],
+        runtime::AttachWorkspaceSession => runtime::Attachments
+    }
+    DetachWorkspaceSession {
+        name: "detach_workspace_session",
+        title: "Detach a view from the host",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["workspace_session_id", "path"],
+        runtime::DetachWorkspaceSession => runtime::Attachments
+    }
     DestroyWorkspaceSession {
         name: "destroy_workspace_session",
         title: "Destroy a workspace session",
@@ -320,6 +344,42 @@ operations! {
         errors: [NotFound],
         positional: ["command_session_id"],
         runtime::ReadCommandLines => runtime::CommandLines
+    }
+    SignalCommand {
+        name: "signal_command",
+        title: "Signal a command",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["command_session_id", "signal"],
+        runtime::SignalCommand => runtime::CommandStanding
+    }
+    ResizeCommand {
+        name: "resize_command",
+        title: "Resize a terminal",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["command_session_id", "rows", "cols"],
+        runtime::ResizeCommand => runtime::CommandStanding
+    }
+    ListCommands {
+        name: "list_commands",
+        title: "List commands",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        runtime::ListCommands => runtime::CommandPage
     }
     FileRead {
         name: "file_read",

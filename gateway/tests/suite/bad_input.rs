@@ -144,6 +144,8 @@ fn unknown_ids_are_not_found_whichever_operation_gets_them() {
                 "path" => json!("a"),
                 "cmd" | "content" | "stdin" => json!("x"),
                 "edits" => json!([{ "old_string": "a", "new_string": "b" }]),
+                "signal" => json!("TERM"),
+                "rows" | "cols" => json!(24),
                 "workspace_root" => return None,
                 id => with(id),
             };

@@ -7,9 +7,11 @@
     reason = "a test fails by panicking and may talk"
 )]
 
+mod attach;
 mod auth;
 mod bad_input;
 mod commands;
+mod control;
 mod disk;
 mod evidence;
 mod files;

@@ -173,8 +173,11 @@ impl Child<'_> {
     fn run(&self, streams: &[OwnedFd]) -> Result<Infallible, Refusal> {
         setsid().map_err(Refusal::spawn("begin a process session"))?;
         unshare(CloneFlags::CLONE_NEWNS).map_err(Refusal::spawn("make a mount namespace"))?;
-        let namespace = fs::File::open("/proc/self/ns/mnt")
-            .map_err(Refusal::spawn("open the mount namespace"))?;
+        // Never dropped: it is closed by number on the way.
+        let namespace = ManuallyDrop::new(
+            fs::File::open("/proc/self/ns/mnt")
+                .map_err(Refusal::spawn("open the mount namespace"))?,
+        );
         match self.order.stdio {
             Stdio::Pipes => self.on_pipes(streams, &namespace)?,
             Stdio::Pty { rows, cols } => self.on_terminal(rows, cols, &namespace)?,

@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::fs::{Mode, OFlags};
 
 use crate::digest::Digest;
@@ -184,7 +184,7 @@ fn build(found: Found, batch: &crate::objects::ObjectBatch<'_>) -> Result<(Diges
     let directory_inos: Vec<Ino> = found
         .directories
         .iter()
-        .map(|directory| numbers.number(directory.device, directory.node.meta.ino))
+        .map(|directory| numbers.alone(directory.device, directory.node.meta.ino))
         .collect();
     let shared = found.shared_inodes();
     for (index, directory) in found.directories.iter().enumerate() {
@@ -192,8 +192,8 @@ fn build(found: Found, batch: &crate::objects::ObjectBatch<'_>) -> Result<(Diges
             let Entry::Node { device, node } = entry else {
                 continue;
             };
-            if shared.contains(&(*device, node.meta.ino)) {
-                let ino = numbers.number(*device, node.meta.ino);
+            if node.meta.links > 1 && shared.contains(&(*device, node.meta.ino)) {
+                let ino = numbers.linked(*device, node.meta.ino);
                 let linked = links.entry(ino).or_insert_with(|| {
                     let mut node = node.clone();
                     node.meta.ino = ino;
@@ -223,13 +223,13 @@ fn build(found: Found, batch: &crate::objects::ObjectBatch<'_>) -> Result<(Diges
                     DirectoryEntry::Node(node)
                 }
                 Entry::Node { device, mut node } => {
-                    node.meta.ino = numbers.number(device, node.meta.ino);
-                    if links.contains_key(&node.meta.ino) {
+                    if node.meta.links > 1 && shared.contains(&(device, node.meta.ino)) {
                         DirectoryEntry::Link {
-                            ino: node.meta.ino,
+                            ino: numbers.linked(device, node.meta.ino),
                             kind: node.kind(),
                         }
                     } else {
+                        node.meta.ino = numbers.alone(device, node.meta.ino);
                         node.meta.links = 1;
                         DirectoryEntry::Node(node)
                     }
@@ -258,10 +258,14 @@ fn build(found: Found, batch: &crate::objects::ObjectBatch<'_>) -> Result<(Diges
 }
 
 /// Gives every inode of the host its number in the stack: its own, unless it is taken. Numbers are
-/// unique on a device only, and below a project other devices may be mounted.
+/// unique on a device only, and below a project other devices may be mounted; and what is removed
+/// while the walk goes on leaves its number to what is made next.
 struct Numbers {
     root: (u64, Ino),
-    foreign: FxHashMap<(u64, Ino), Ino>,
+    /// Numbers that are given.
+    given: FxHashSet<Ino>,
+    /// The numbers of files with several names.
+    linked: FxHashMap<(u64, Ino), Ino>,
     next: Ino,
 }
 
@@ -272,23 +276,37 @@ impl Numbers {
         let largest = found.largest_ino(root.0, LARGEST_KEPT_INO);
         Numbers {
             root,
-            foreign: FxHashMap::default(),
+            given: FxHashSet::default(),
+            linked: FxHashMap::default(),
             next: FIRST_NEW_INO.max(largest + 1),
         }
     }
 
-    fn number(&mut self, device: u64, ino: Ino) -> Ino {
-        if (device, ino) == self.root {
-            return ROOT_INO;
+    /// The number of a node that was found once.
+    fn alone(&mut self, device: u64, ino: Ino) -> Ino {
+        let number = if (device, ino) == self.root {
+            ROOT_INO
+        } else {
+            ino
+        };
+        let kept = (device == self.root.0 && (ROOT_INO + 1..LARGEST_KEPT_INO).contains(&number))
+            || (number == ROOT_INO && self.given.is_empty());
+        if kept && self.given.insert(number) {
+            return number;
         }
-        if device == self.root.0 && (ROOT_INO + 1..LARGEST_KEPT_INO).contains(&ino) {
-            return ino;
+        self.next += 1;
+        self.given.insert(self.next - 1);
+        self.next - 1
+    }
+
+    /// The number of a file that was found under several names: the same each time.
+    fn linked(&mut self, device: u64, ino: Ino) -> Ino {
+        if let Some(number) = self.linked.get(&(device, ino)) {
+            return *number;
         }
-        *self.foreign.entry((device, ino)).or_insert_with(|| {
-            let number = self.next;
-            self.next += 1;
-            number
-        })
+        let number = self.alone(device, ino);
+        self.linked.insert((device, ino), number);
+        number
     }
 }
 
@@ -296,4 +314,82 @@ impl Numbers {
 fn join(directory: &Path, name: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStrExt;
     directory.join(std::ffi::OsStr::from_bytes(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::walk::{FoundDirectory, no_directory};
+    use super::*;
+    use crate::name::{Name, RelPath};
+    use crate::node::{Node, NodeMeta, Timestamp};
+
+    fn node(ino: Ino, body: Body, links: u32) -> Node {
+        let meta = NodeMeta {
+            ino,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            links,
+            xattrs: None,
+        };
+        Node { meta, body }
+    }
+
+    #[test]
+    fn a_number_that_the_host_gave_twice_meanwhile_is_given_once() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path()).unwrap();
+        let directory = |ino, entries| FoundDirectory {
+            device: 1,
+            node: node(ino, no_directory(), 2),
+            entries,
+            opened: true,
+            instead: None,
+        };
+        let fifo = |name: &str, ino, links| {
+            let node = node(ino, Body::Fifo, links);
+            (
+                Name::new(name.as_bytes()).unwrap(),
+                Entry::Node { device: 1, node },
+            )
+        };
+        let below = |name: &str| (Name::new(name.as_bytes()).unwrap(), Entry::Directory(1));
+        let found = Found {
+            directories: vec![
+                directory(
+                    500,
+                    vec![
+                        fifo("a", 7, 1),
+                        fifo("b", 7, 1),
+                        below("d"),
+                        fifo("e", 9, 1),
+                        fifo("l", 9, 2),
+                        fifo("m", 9, 2),
+                        fifo("root's", 500, 1),
+                        fifo("one", 1, 1),
+                    ],
+                ),
+                directory(7, vec![]),
+            ],
+        };
+        let batch = store.objects().batch();
+        let (root, next) = build(found, &batch).unwrap();
+        batch.commit().unwrap();
+        let lower = store.lower(&root).unwrap();
+        let number = |name: &str| {
+            let path = RelPath::parse(name.as_bytes()).unwrap();
+            lower.node_at(&path).unwrap().unwrap().meta.ino
+        };
+        assert_eq!(number("l"), number("m"), "a hard link stays one");
+        let mut numbers: Vec<Ino> = ["a", "b", "d", "e", "l", "root's", "one"]
+            .map(number)
+            .to_vec();
+        numbers.push(ROOT_INO);
+        assert!(numbers.iter().all(|number| *number < next));
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 8, "{numbers:?}");
+    }
 }

@@ -41,7 +41,7 @@ pub(super) struct FoundDirectory {
     /// False for one that vanished between being found and being opened.
     pub(super) opened: bool,
     /// What stood there when it was to be opened, if that was no directory any more.
-    instead: Option<Entry>,
+    pub(super) instead: Option<Entry>,
 }
 
 pub(super) enum Entry {
@@ -580,7 +580,7 @@ fn unopened(device: u64) -> FoundDirectory {
     }
 }
 
-fn no_directory() -> Body {
+pub(super) fn no_directory() -> Body {
     Body::Directory {
         tree: Digest::empty(),
         subdirectories: 0,

@@ -8,6 +8,9 @@
 //! leave, even if it has been freed since. It is used again, or given back, only after the next
 //! sync, so that what was synced stays what it was. Blocks taken since then are nobody's but the
 //! kernel's and are used again at once.
+//!
+//! What waits for a sync is space that the disk lacks. So a change that finds the disk full makes a
+//! sync and tries again, and one that frees much makes a sync itself ([`Arena::deferred_bytes`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -16,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::FallocateFlags;
 
 use super::BLOCK;
@@ -74,6 +77,8 @@ pub(super) struct Arena {
     quota: Option<u64>,
     budget: Arc<Budget>,
     space: Mutex<Space>,
+    /// Told when a sync ends.
+    sync_ended: Condvar,
 }
 
 /// Free blocks below `end`; everything from `end` on was never used.
@@ -87,6 +92,9 @@ struct Space {
     young: BTreeMap<u64, u64>,
     /// What was freed since the last sync and in use at it.
     deferred: Vec<(u64, u64)>,
+    deferred_bytes: u64,
+    /// Syncs under way.
+    syncs: u32,
 }
 
 /// Freed space that is free again once a sync has succeeded.
@@ -141,6 +149,7 @@ impl Arena {
             quota,
             budget,
             space: Mutex::new(space),
+            sync_ended: Condvar::new(),
         })
     }
 
@@ -181,19 +190,40 @@ impl Arena {
     pub(super) fn begin_sync(&self) -> Released {
         let mut space = self.space.lock();
         space.young.clear();
+        space.syncs += 1;
+        space.deferred_bytes = 0;
         Released(std::mem::take(&mut space.deferred))
     }
 
     /// A sync has ended.
     pub(super) fn end_sync(&self, released: Released, succeeded: bool) {
         let mut space = self.space.lock();
-        if !succeeded {
-            space.deferred.extend(released.0);
-            return;
+        space.syncs -= 1;
+        if succeeded {
+            for (offset, length) in released.0 {
+                self.reuse(&mut space, offset, length);
+            }
+        } else {
+            for (offset, length) in released.0 {
+                space.defer(offset, length);
+            }
         }
-        for (offset, length) in released.0 {
-            self.reuse(&mut space, offset, length);
+        self.sync_ended.notify_all();
+    }
+
+    /// Bytes that were freed and wait for the next sync.
+    pub(super) fn deferred_bytes(&self) -> u64 {
+        self.space.lock().deferred_bytes
+    }
+
+    /// Waits until a sync that is under way ends; returns at once, with `false`, if there is none.
+    pub(super) fn wait_for_a_sync(&self) -> bool {
+        let mut space = self.space.lock();
+        let under_way = space.syncs > 0;
+        if under_way {
+            self.sync_ended.wait(&mut space);
         }
+        under_way
     }
 
     /// Makes a run free for use. The lock is held, so nobody has been given it meanwhile.
@@ -336,7 +366,7 @@ impl Space {
         for (first, last) in young {
             let (from, to) = (first.max(start), last.min(end));
             if at < from {
-                self.deferred.push((at, from - at));
+                self.defer(at, from - at);
             }
             free.push((from, to - from));
             at = to;
@@ -349,9 +379,14 @@ impl Space {
             }
         }
         if at < end {
-            self.deferred.push((at, end - at));
+            self.defer(at, end - at);
         }
         free
+    }
+
+    fn defer(&mut self, start: u64, length: u64) {
+        self.deferred.push((start, length));
+        self.deferred_bytes += length;
     }
 
     fn split(&mut self, start: u64, free: u64, length: u64) {

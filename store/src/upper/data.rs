@@ -172,7 +172,7 @@ impl Upper {
         let part = &bytes[(from - offset) as usize..(to - offset) as usize];
         let kept = stop.min(before.size.max(from));
         if from == at && to >= kept {
-            return self.arena.write(place, part);
+            return self.fill(place, part);
         }
         let mut blocks = vec![0; (kept.max(to) - at) as usize];
         for run in &before.runs {
@@ -184,7 +184,13 @@ impl Upper {
             }
         }
         blocks[(from - at) as usize..(to - at) as usize].copy_from_slice(part);
-        self.arena.write(place, &blocks)
+        self.fill(place, &blocks)
+    }
+
+    /// Writes to the arena. The disk may be full, even under blocks that were written before: it
+    /// may copy on write.
+    fn fill(&self, place: u64, bytes: &[u8]) -> Result<()> {
+        self.with_room(|| self.arena.write(place, bytes))
     }
 
     /// Writes what was staged over the session's own blocks and commits it with `records`; if that,
@@ -200,7 +206,7 @@ impl Upper {
     ) -> Result<()> {
         let result = staging.and_then(|()| {
             for (place, bytes) in &staged.in_place {
-                self.arena.write(*place, bytes)?;
+                self.fill(*place, bytes)?;
             }
             let mut change = self.begin();
             prepare(self, &mut change, ino, own, attrs)?;
@@ -352,7 +358,7 @@ impl Upper {
                     length,
                     place: Place::Arena(place),
                 });
-                self.arena.clear(place, length)?;
+                self.with_room(|| self.arena.clear(place, length))?;
             }
             at = at.max(end.next_multiple_of(BLOCK));
         }
@@ -390,7 +396,7 @@ impl Upper {
         let end = size.next_multiple_of(BLOCK).min(until);
         for run in self.before(ino, size, end)?.runs {
             if let Place::Arena(place) = run.place {
-                self.arena.write(place, &ZEROS[..run.length as usize])?;
+                self.fill(place, &ZEROS[..run.length as usize])?;
             }
         }
         Ok(())

@@ -7,6 +7,9 @@
 //! a process died while it wrote it, so it was never acknowledged, and it is cut off. One in the
 //! middle means that the disk lost something, and is an error.
 //!
+//! Space is allocated ahead of the end, so that on a full disk a removal can still be written down:
+//! it is how room is made.
+//!
 //! A journal that has grown to many times the state is replaced by one that makes the same state
 //! from scratch: written beside it, synced, and renamed over it.
 
@@ -16,7 +19,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::state::{Record, State};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::state::{Record, Slot, State};
 use crate::db;
 use crate::error::{Error, Result};
 
@@ -24,6 +30,10 @@ const MAGIC: &[u8; 8] = b"SSJRNL1\n";
 const FRAME_HEADER: usize = 8;
 /// A journal that has been replaced is replaced again once it is this many times what the state alone takes.
 const CHECKPOINT_FACTOR: u64 = 8;
+/// Bytes beyond its end that are kept for removals: some hundreds of them, which free more.
+const REMOVAL_RESERVE: u64 = 64 << 10;
+/// Bytes that are allocated at a time.
+const ALLOCATION_STEP: u64 = 128 << 10;
 /// Records in one frame of a new journal.
 const CHECKPOINT_RECORDS: usize = 1024;
 
@@ -31,6 +41,8 @@ pub(super) struct Journal {
     file: Arc<File>,
     dir: PathBuf,
     length: u64,
+    /// To where space is known to be allocated; the largest number if the disk cannot do that.
+    allocated: u64,
     /// A journal shorter than this is never replaced.
     checkpoint_bytes: u64,
     /// Length from which on it is replaced.
@@ -73,6 +85,7 @@ impl Journal {
             file: Arc::new(file),
             dir: dir.to_path_buf(),
             length: length as u64,
+            allocated: 0,
             checkpoint_bytes,
             due: checkpoint_bytes,
             buffer: Vec::new(),
@@ -84,6 +97,11 @@ impl Journal {
     pub(super) fn append(&mut self, records: &[Record]) -> Result<()> {
         self.buffer.clear();
         frame(&mut self.buffer, records);
+        if let Err(error) = self.allocate(self.buffer.len() as u64)
+            && !frees(records)
+        {
+            return Err(Error::io("writing", &self.path(), error));
+        }
         if let Err(error) = self.file.write_all_at(&self.buffer, self.length) {
             // What was written of it is not counted. It is cut off so that it is not taken for
             // damage after a crash; if that fails too, the next frame is written over it.
@@ -94,6 +112,32 @@ impl Journal {
         }
         self.length += self.buffer.len() as u64;
         Ok(())
+    }
+
+    /// Makes sure that beyond the next `bytes` there is space for removals.
+    fn allocate(&mut self, bytes: u64) -> Result<(), Errno> {
+        let needed = self.length + bytes + REMOVAL_RESERVE;
+        if needed <= self.allocated {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for end in [needed + ALLOCATION_STEP, needed] {
+            let length = end - self.length;
+            result =
+                rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.length, length);
+            match result {
+                Ok(()) => {
+                    self.allocated = end;
+                    return Ok(());
+                }
+                Err(Errno::OPNOTSUPP) => {
+                    self.allocated = u64::MAX;
+                    return Ok(());
+                }
+                Err(_) => {}
+            }
+        }
+        result
     }
 
     /// Replaces the journal by a shorter one if it has grown long. A failure (a full disk) leaves
@@ -157,8 +201,25 @@ impl Journal {
             .map_err(|error| Error::io("syncing", &self.dir, error))?;
         self.file = Arc::new(file);
         self.length = length;
+        self.allocated = 0;
         Ok(())
     }
+}
+
+/// Whether a transaction makes room: it takes names or bytes away, and adds none.
+fn frees(records: &[Record]) -> bool {
+    let entry = |slot: &Option<Slot>| matches!(slot, Some(Slot::Entry(_)));
+    let removes = |record: &Record| match record {
+        Record::Slot { slot, .. } => !entry(slot),
+        Record::Drop { .. } | Record::Hole { .. } | Record::Size { .. } => true,
+        _ => false,
+    };
+    let adds = |record: &Record| match record {
+        Record::Slot { slot, .. } => entry(slot),
+        Record::Run { .. } => true,
+        _ => false,
+    };
+    records.iter().any(removes) && !records.iter().any(adds)
 }
 
 fn frame(buffer: &mut Vec<u8>, records: &[Record]) {

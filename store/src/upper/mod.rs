@@ -54,6 +54,12 @@ use journal::Journal;
 /// Content is copied up, and arena space given out, in blocks of this many bytes: a page.
 pub const BLOCK: u64 = 4096;
 
+/// A change that leaves more freed bytes than this waiting for a sync makes one, so that a disk that
+/// sessions share does not fill with what nobody has any more.
+const DEFERRED_BYTES: u64 = 64 << 20;
+/// How often a change that finds the disk full frees what it can and tries again.
+const ROOM_ATTEMPTS: usize = 3;
+
 /// Stripes of the data lock: inodes that share one wait for each other now and then.
 const DATA_STRIPES: usize = 64;
 
@@ -173,7 +179,7 @@ impl Upper {
     pub fn new_ino(&self) -> Result<Ino> {
         let mut block = self.inos.lock();
         if block.next == block.end {
-            block.next = self.stack.store().reserve_inos(self.lease.stack)?;
+            block.next = self.with_room(|| self.stack.store().reserve_inos(self.lease.stack))?;
             block.end = block.next + INO_BLOCK;
         }
         block.next += 1;
@@ -203,10 +209,43 @@ impl Upper {
         // Content before what refers to it. The lease first of all, or it would be the content of
         // nothing.
         self.stack.store().persist()?;
+        self.sync_changes()
+    }
+
+    /// Makes the changes durable, but not the lease that they belong to.
+    fn sync_changes(&self) -> Result<()> {
         let released = self.arena.begin_sync();
         let result = self.sync_files();
         self.arena.end_sync(released, result.is_ok());
         result
+    }
+
+    /// Does what needs room on the disk; if there is none, frees what waits for a sync and tries
+    /// again. The journal must not be locked, nor the state for writing.
+    fn with_room<T>(&self, mut act: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut result = act();
+        for _ in 0..ROOM_ATTEMPTS {
+            match &result {
+                Err(error) if error.is_disk_full() && self.reclaim() => result = act(),
+                _ => break,
+            }
+        }
+        result
+    }
+
+    /// Gives freed space that waits for a sync back to the disk. Returns whether there was any.
+    pub(crate) fn reclaim(&self) -> bool {
+        if self.arena.deferred_bytes() == 0 {
+            // Another may be about to free it.
+            return self.arena.wait_for_a_sync();
+        }
+        match self.sync_changes() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(dir = %self.dir.display(), %error, "freed space could not be given back");
+                false
+            }
+        }
     }
 
     fn sync_files(&self) -> Result<()> {
@@ -269,9 +308,10 @@ impl Transaction<'_> {
         if self.records.is_empty() {
             return Ok(());
         }
+        // Nobody else can change the state or append meanwhile; readers go on.
+        self.upper
+            .with_room(|| self.upper.journal.lock().append(&self.records))?;
         let mut state = RwLockUpgradableReadGuard::upgrade(self.state);
-        let mut journal = self.upper.journal.lock();
-        journal.append(&self.records)?;
         self.upper.generation.fetch_add(1, Ordering::Release);
         let mut freed = Vec::new();
         let mut dropped = Vec::new();
@@ -281,8 +321,7 @@ impl Transaction<'_> {
             }
             state.apply(record, &mut freed);
         }
-        journal.checkpoint_if_due(&state);
-        drop(journal);
+        self.upper.journal.lock().checkpoint_if_due(&state);
         drop(state);
         for ino in dropped {
             // Whoever is reading the file knows where its bytes were: nobody may be given that
@@ -290,6 +329,9 @@ impl Transaction<'_> {
             drop(self.upper.data_lock(ino).write());
         }
         self.upper.arena.free(&freed);
+        if self.upper.arena.deferred_bytes() > DEFERRED_BYTES {
+            self.upper.reclaim();
+        }
         Ok(())
     }
 }

@@ -234,7 +234,7 @@ fn files_hold_what_was_done_to_them() {
         let arena = session.upper.dir().join("arena");
         let blocks = std::os::unix::fs::MetadataExt::blocks(&arena.metadata().unwrap());
         assert!(
-            blocks * 512 < 64 * 64 << 10,
+            blocks * 512 < (64 * 64) << 10,
             "{blocks} blocks of the arena are kept"
         );
     }

@@ -11,7 +11,7 @@ fn child() {
     };
     match role.as_str() {
         "import-deep" => crate::import::import_deep(&place),
-        "program" => crate::model::run_program(&place, &argument),
+        "program" => crate::upper::run_program(&place, &argument),
         _ => panic!("no role {role}"),
     }
 }

@@ -1,9 +1,19 @@
 //! The store from outside: real directories go in, sessions change them, publishes meet, processes
 //! are killed, and what comes out is compared with something simpler.
 
+#![allow(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "the functions that tests share are tests too"
+)]
+
 mod content;
 mod crash;
 mod fixture;
 mod import;
+mod import_again;
+mod import_disturbed;
 mod meeting;
 mod model;
+mod upper;

@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Published;
-use crate::{Blob, CommandId, SandboxId, SessionId, Text};
+use crate::observability::CommandSummary;
+use crate::{ApiError, Blob, CommandId, SandboxId, SessionId, Text};
 
 /// Runs a shell command in a workspace session.
 ///
@@ -76,7 +77,8 @@ pub struct WriteCommandStdin {
     pub start_offset: Option<u64>,
 }
 
-/// Reads lines of a command's output, running or ended. Line offsets never change.
+/// Reads lines of a command's output, running or ended, or with `start_byte` its bytes as they are. Offsets never
+/// change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadCommandLines {
@@ -89,9 +91,82 @@ pub struct ReadCommandLines {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub limit: Option<u32>,
+    /// Answer up to 256 KiB of output from this byte on, in `chunk`, and no lines; from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_byte: Option<u64>,
     /// Which output of a command without a terminal; default `stdout`. With a terminal there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<OutputStream>,
+}
+
+/// Sends a signal to every process of a command.
+///
+/// Example: `{"command_session_id": "cmd-x7d0aa", "signal": "INT"}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SignalCommand {
+    /// The command.
+    pub command_session_id: CommandId,
+    /// The signal's name, with or without `SIG`, or its number, 1 to 64.
+    pub signal: String,
+}
+
+/// Sets the size of a command's terminal; its foreground processes get `SIGWINCH`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeCommand {
+    /// The command.
+    pub command_session_id: CommandId,
+    /// Rows of characters, 1 to 65,535.
+    #[schemars(range(min = 1))]
+    pub rows: u16,
+    /// Columns of characters, 1 to 65,535.
+    #[schemars(range(min = 1))]
+    pub cols: u16,
+}
+
+/// Lists commands of a sandbox, running ones first, then the newest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ListCommands {
+    /// The sandbox.
+    pub sandbox_id: SandboxId,
+    /// Only those of this session, living or gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace_session_id: Option<SessionId>,
+    /// Rows in the page: 1 to 1000, default 200.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub limit: Option<u32>,
+    /// `next_page_token` of the page before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_token: Option<String>,
+}
+
+/// How a command stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CommandStanding {
+    /// The command.
+    pub command_session_id: CommandId,
+    /// How it stands. A signal may take effect after the answer.
+    pub status: CommandStatus,
+    /// How many processes got the signal, where one was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u64>,
+}
+
+/// One page of commands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CommandPage {
+    /// The commands.
+    pub commands: Vec<CommandSummary>,
+    /// Asks for the next page; absent on the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_page_token: Option<String>,
+    /// When this was true, in Unix milliseconds.
+    pub sampled_at_unix_ms: u64,
+    /// What could not be found out.
+    pub errors: Vec<ApiError>,
 }
 
 /// An output of a command without a terminal.
@@ -201,6 +276,9 @@ pub struct CommandLines {
     pub status: CommandStatus,
     /// The lines, each without its line end.
     pub lines: Vec<OutputLine>,
+    /// The bytes, if `start_byte` asked for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<OutputChunk>,
     /// The line to continue from.
     pub next_offset: u64,
     /// Lines of output so far.
@@ -210,6 +288,18 @@ pub struct CommandLines {
     /// Lines in the asked range that are no longer kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elided: Option<Elision>,
+}
+
+/// Bytes of output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OutputChunk {
+    /// The bytes; none at the end of what there is so far.
+    #[serde(flatten)]
+    pub text: Text,
+    /// Where they begin. Later than asked for if what was asked for is no longer kept.
+    pub start_byte: u64,
+    /// The byte to continue from.
+    pub next_byte: u64,
 }
 
 /// One line of output.

@@ -146,6 +146,9 @@ pub struct SessionRecord {
     pub quota_bytes: Option<u64>,
     /// Where the view is, as its commands see it.
     pub workspace_root: Blob,
+    /// Directories of the host where the view is attached.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Blob>,
     /// When it was made, in Unix milliseconds.
     pub created_at_unix_ms: u64,
     /// When it ends if it stays idle, in Unix milliseconds; absent means never.

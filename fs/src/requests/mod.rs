@@ -1,0 +1,178 @@
+//! What each request of the kernel does: calls the tree, notes the access, and tells the kernel
+//! what it would not know.
+//!
+//! This is what the adapters share, so that a view behaves the same over each of them. It knows no
+//! type of fuser and no layout of a message; an adapter decodes, calls, encodes, and catches panics.
+
+mod content;
+mod entries;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sandstack_store::{AccessKind, Attributes, Ino};
+
+use crate::error::{Error, Result};
+use crate::notify::Notifier;
+use crate::profile::Profile;
+use crate::record::Recorder;
+use crate::tree::{Caller, SetAttributes, Space, Tree};
+use crate::view::{Owner, SlowPool};
+
+pub(crate) use content::WriteOrigin;
+pub(crate) use entries::{Sized, kernel_device};
+
+/// How long the kernel may believe an answer: the tree is the only one that changes the view, so
+/// until it is told otherwise. (68 years; the kernel cuts it to what its clock can hold.)
+pub(crate) const FOREVER: Duration = Duration::from_secs(i32::MAX as u64);
+
+/// Requests that the kernel may have under way for one view of its own accord, such as read-ahead.
+pub(crate) const MAX_BACKGROUND: u16 = 64;
+
+/// The bit by which the kernel marks an open for execution (`__FMODE_EXEC` of `linux/fs.h`).
+const OPEN_EXECUTE: i32 = 0x20;
+
+/// Flags of a reply to an open (`FOPEN_*` of `linux/fuse.h`).
+const FOPEN_DIRECT_IO: u32 = 1 << 0;
+const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+const FOPEN_CACHE_DIR: u32 = 1 << 3;
+
+/// One view, as the kernel may ask about it.
+pub(crate) struct Requests {
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) notifier: Arc<Notifier>,
+    pub(crate) profile: Profile,
+    pub(crate) slow: Arc<SlowPool>,
+    /// Whose everything appears to be; `None`: owners as they are.
+    pub(crate) owner: Option<Owner>,
+}
+
+impl Requests {
+    pub(crate) fn attributes(&self, ino: Ino) -> Result<Attributes> {
+        Ok(self.owned(self.tree.attributes(ino)?))
+    }
+
+    pub(crate) fn set_attributes(
+        &self,
+        caller: Caller,
+        ino: Ino,
+        set: SetAttributes,
+    ) -> Result<Attributes> {
+        let kind = if set.size.is_some() {
+            AccessKind::Write
+        } else {
+            AccessKind::Metadata
+        };
+        let found = self.tree.set_attributes(caller, ino, set)?;
+        self.recorder.inode(caller.pid, ino, kind, 0);
+        Ok(self.owned(found))
+    }
+
+    /// The count is not needed: an inode with a name is kept whatever the kernel knows of it, and
+    /// one without a name is not found again, so its first forget is its last.
+    pub(crate) fn forget(&self, ino: Ino) {
+        if let Err(error) = self.tree.forget(ino) {
+            tracing::error!(ino, %error, "an inode without a name could not be dropped");
+        }
+    }
+
+    pub(crate) fn space(&self) -> Result<Space> {
+        self.tree.space()
+    }
+
+    /// The flags of the reply to an open. `None`: the kernel is to open this and everything else
+    /// without asking.
+    pub(crate) fn open(&self, caller: Caller, ino: Ino, flags: i32) -> Option<u32> {
+        if self.profile.open_without_message {
+            return None;
+        }
+        self.note_open(caller.pid, ino, flags);
+        Some(self.open_flags())
+    }
+
+    /// The same of a directory.
+    pub(crate) fn open_directory(&self, caller: Caller, ino: Ino) -> Option<u32> {
+        if self.profile.open_without_message {
+            return None;
+        }
+        self.recorder.inode(caller.pid, ino, AccessKind::List, 0);
+        Some(FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE)
+    }
+
+    /// A sync waits for the disk, so it is done, and answered, by a thread that serves no requests.
+    /// `answer` is called once, with `None` if there was a panic.
+    pub(crate) fn sync_later(&self, answer: impl FnOnce(Option<Result<()>>) + Send + 'static) {
+        let tree = Arc::clone(&self.tree);
+        self.slow.run(Box::new(move || {
+            let synced = guarded("fsync", || tree.sync());
+            guarded("fsync", || answer(synced));
+        }));
+    }
+
+    /// As the kernel is told of an inode: by its owner, or by the one whose everything appears to be.
+    fn owned(&self, mut attributes: Attributes) -> Attributes {
+        if let Some(owner) = self.owner {
+            attributes.uid = owner.uid;
+            attributes.gid = owner.gid;
+        }
+        attributes
+    }
+
+    /// Before a change of content is answered: the kernel is to ask for the mode again if set-id
+    /// bits went.
+    fn tell_mode(&self, ino: Ino, changed: bool) {
+        if changed && let Err(error) = self.notifier.attributes(ino) {
+            tracing::warn!(ino, %error, "the kernel was not told that set-id bits went");
+        }
+    }
+
+    fn open_flags(&self) -> u32 {
+        if self.profile.direct_io {
+            FOPEN_DIRECT_IO
+        } else {
+            FOPEN_KEEP_CACHE
+        }
+    }
+
+    fn note_open(&self, pid: u32, ino: Ino, flags: i32) {
+        if flags & OPEN_EXECUTE != 0 {
+            self.recorder.inode(pid, ino, AccessKind::Execute, 0);
+            self.recorder.executed(pid);
+            return;
+        }
+        let mode = flags & libc::O_ACCMODE;
+        if mode != libc::O_WRONLY {
+            self.recorder.inode(pid, ino, AccessKind::Open, 0);
+        }
+        if mode != libc::O_RDONLY {
+            self.recorder.inode(pid, ino, AccessKind::OpenWrite, 0);
+        }
+    }
+}
+
+/// Runs a handler. A panic in it is logged and ends with the handler: `None`.
+pub(crate) fn guarded<T>(operation: &'static str, handler: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(handler)) {
+        Ok(value) => Some(value),
+        Err(_) => {
+            tracing::error!(
+                operation,
+                "a filesystem handler panicked; the request failed with EIO"
+            );
+            None
+        }
+    }
+}
+
+/// The errno of an error, which is logged if the store is to blame.
+pub(crate) fn errno(error: &Error) -> i32 {
+    let errno = error.errno();
+    if let Error::Store(cause) = error
+        && errno == libc::EIO
+    {
+        tracing::error!(error = %cause, "the store failed a filesystem request");
+    }
+    errno
+}

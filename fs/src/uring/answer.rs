@@ -1,0 +1,206 @@
+//! From a request's bytes to the call it means, and its result to bytes.
+
+use super::abi::{opcode, valid};
+use super::exchange::{Errno, Exchange};
+use crate::requests::{Requests, Sized, WriteOrigin};
+use crate::tree::{NewNode, SetAttributes, SetTime};
+
+/// How a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answered {
+    /// With what has been put.
+    Now,
+    /// When the tree has been synced, with no bytes.
+    WhenSynced,
+    /// Not at all.
+    Never,
+}
+
+/// Does what a request asks and puts the answer.
+///
+/// # Errors
+/// The errno that is the answer.
+pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered, Errno> {
+    let (ino, caller) = (exchange.header.ino, exchange.header.caller);
+    match exchange.header.opcode {
+        opcode::LOOKUP => {
+            let found = requests.lookup(caller, ino, exchange.name()?)?;
+            exchange.put_entry(found.as_ref())?;
+        }
+        opcode::GETATTR => exchange.put_attributes(&requests.attributes(ino)?)?,
+        opcode::SETATTR => {
+            let set = set_attributes(exchange);
+            exchange.put_attributes(&requests.set_attributes(caller, ino, set)?)?;
+        }
+        opcode::READLINK => exchange.put(&requests.read_link(caller, ino)?)?,
+        opcode::READ => {
+            let (offset, size) = (exchange.u64(8), exchange.u32(16));
+            exchange.put(&requests.read(caller, ino, offset, size)?)?;
+        }
+        opcode::WRITE => {
+            let origin = WriteOrigin::from_flags(exchange.u32(20));
+            let data = exchange.data();
+            let count = data.len() as u32;
+            requests.write(caller, ino, exchange.u64(8), data, origin)?;
+            exchange.put_count(count)?;
+        }
+        opcode::READDIR => list(requests, exchange, false)?,
+        opcode::READDIRPLUS => list(requests, exchange, true)?,
+        opcode::OPEN => {
+            let flags = exchange.u32(0).cast_signed();
+            let flags = requests.open(caller, ino, flags);
+            exchange.put_open(flags.ok_or(Errno(libc::ENOSYS))?)?;
+        }
+        opcode::OPENDIR => {
+            let flags = requests.open_directory(caller, ino);
+            exchange.put_open(flags.ok_or(Errno(libc::ENOSYS))?)?;
+        }
+        opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => {}
+        // Nothing is kept back until close; the kernel remembers this and asks no more.
+        opcode::FLUSH => return Err(Errno(libc::ENOSYS)),
+        opcode::FSYNC | opcode::FSYNCDIR => return Ok(Answered::WhenSynced),
+        opcode::MKNOD
+        | opcode::MKDIR
+        | opcode::SYMLINK
+        | opcode::CREATE
+        | opcode::LINK
+        | opcode::UNLINK
+        | opcode::RMDIR
+        | opcode::RENAME
+        | opcode::RENAME2 => change_names(requests, exchange)?,
+        opcode::STATFS => exchange.put_space(&requests.space()?)?,
+        opcode::SETXATTR => {
+            let (name, rest) = exchange.name_and_rest()?;
+            let size = exchange.u32(0) as usize;
+            let value = rest.get(..size).ok_or(Errno(libc::EINVAL))?;
+            let flags = exchange.u32(4).cast_signed();
+            requests.set_xattr(caller, ino, name, value, flags)?;
+        }
+        opcode::GETXATTR => {
+            let value = requests.xattr(ino, exchange.name()?, exchange.u32(0))?;
+            put_sized(exchange, value)?;
+        }
+        opcode::LISTXATTR => put_sized(exchange, requests.xattrs(ino, exchange.u32(0))?)?,
+        opcode::REMOVEXATTR => requests.remove_xattr(caller, ino, exchange.name()?)?,
+        opcode::IOCTL => return Err(Errno(libc::ENOTTY)),
+        opcode::FALLOCATE => {
+            let (offset, length) = (exchange.u64(8), exchange.u64(16));
+            let mode = exchange.u32(24).cast_signed();
+            requests.allocate(caller, ino, offset, length, mode)?;
+        }
+        opcode::LSEEK => {
+            let offset = exchange.u64(8).cast_signed();
+            let whence = exchange.u32(16).cast_signed();
+            let found = requests.seek(ino, offset, whence)?;
+            exchange.put(&found.to_ne_bytes())?;
+        }
+        opcode::COPY_FILE_RANGE => {
+            let from = (ino, exchange.u64(8));
+            let to = (exchange.u64(16), exchange.u64(32));
+            let copied = requests.copy_range(caller, from, to, exchange.u64(40))?;
+            exchange.put_count(copied)?;
+        }
+        opcode::FORGET => {
+            requests.forget(ino);
+            return Ok(Answered::Never);
+        }
+        opcode::BATCH_FORGET => {
+            // Inode and count of each.
+            for one in exchange.data().chunks_exact(16) {
+                requests.forget(super::exchange::u64_at(one, 0));
+            }
+            return Ok(Answered::Never);
+        }
+        // No handler waits for what could be given up; the one who asked waits for the answer.
+        opcode::INTERRUPT => return Ok(Answered::Never),
+        _ => return Err(Errno(libc::ENOSYS)),
+    }
+    Ok(Answered::Now)
+}
+
+/// What a sync is answered with: no bytes. `None`: there was a panic.
+pub(super) fn sync_result(synced: Option<crate::error::Result<()>>) -> Result<usize, Errno> {
+    match synced {
+        Some(Ok(())) => Ok(0),
+        Some(Err(error)) => Err(error.into()),
+        None => Err(Errno(libc::EIO)),
+    }
+}
+
+/// The requests that make, move and remove names.
+fn change_names(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<(), Errno> {
+    let (ino, caller) = (exchange.header.ino, exchange.header.caller);
+    let made = match exchange.header.opcode {
+        opcode::MKNOD => {
+            let (mode, device) = (exchange.u32(0), exchange.u32(4));
+            requests.make_node(caller, ino, exchange.name()?, mode, device)?
+        }
+        opcode::MKDIR => {
+            let mode = exchange.u32(0);
+            requests.make(caller, ino, exchange.name()?, mode, NewNode::Directory)?
+        }
+        opcode::SYMLINK => {
+            let (name, target) = exchange.two_names()?;
+            let node = NewNode::Symlink(target.to_vec());
+            requests.make(caller, ino, name, 0o777, node)?
+        }
+        opcode::LINK => requests.link(caller, exchange.u64(0), ino, exchange.name()?)?,
+        opcode::CREATE => {
+            let (flags, mode) = (exchange.u32(0).cast_signed(), exchange.u32(4));
+            let (made, open) = requests.create(caller, ino, exchange.name()?, mode, flags)?;
+            exchange.put_entry(Some(&made))?;
+            return exchange.put_open(open);
+        }
+        opcode::UNLINK => return Ok(requests.unlink(caller, ino, exchange.name()?)?),
+        opcode::RMDIR => return Ok(requests.remove_directory(caller, ino, exchange.name()?)?),
+        code => {
+            let flags = if code == opcode::RENAME2 {
+                exchange.u32(8)
+            } else {
+                0
+            };
+            let (from, to) = exchange.two_names()?;
+            let to = (exchange.u64(0), to);
+            return Ok(requests.rename(caller, (ino, from), to, flags)?);
+        }
+    };
+    exchange.put_entry(Some(&made))
+}
+
+fn set_attributes(exchange: &Exchange<'_>) -> SetAttributes {
+    let has = |bit| exchange.u32(0) & bit != 0;
+    let time = |set, now, seconds_at, nanos_at| {
+        if !has(set) {
+            None
+        } else if has(now) {
+            Some(SetTime::Now)
+        } else {
+            Some(SetTime::At(exchange.time(seconds_at, nanos_at)))
+        }
+    };
+    SetAttributes {
+        mode: has(valid::MODE).then(|| (exchange.u32(68) & 0o7777) as u16),
+        uid: has(valid::UID).then(|| exchange.u32(76)),
+        gid: has(valid::GID).then(|| exchange.u32(80)),
+        size: has(valid::SIZE).then(|| exchange.u64(16)),
+        atime: time(valid::ATIME, valid::ATIME_NOW, 32, 56),
+        mtime: time(valid::MTIME, valid::MTIME_NOW, 40, 60),
+    }
+}
+
+fn list(requests: &Requests, exchange: &mut Exchange<'_>, plus: bool) -> Result<(), Errno> {
+    let (ino, caller) = (exchange.header.ino, exchange.header.caller);
+    let from = exchange.u64(8);
+    let limit = (exchange.u32(16) as usize).min(exchange.room());
+    let listed = requests.list(caller, ino, from, plus, |name, found, next| {
+        exchange.put_listed(name, found, next, plus, limit)
+    });
+    Ok(listed?)
+}
+
+fn put_sized(exchange: &mut Exchange<'_>, answer: Sized) -> Result<(), Errno> {
+    match answer {
+        Sized::Size(size) => exchange.put_count(size),
+        Sized::Value(value) => exchange.put(&value),
+    }
+}

@@ -1,0 +1,76 @@
+//! What still comes over `/dev/fuse`: inodes that are forgotten, interrupts, whatever the kernel
+//! sends before the rings are ready, and everything if it does not take them.
+
+use std::io;
+use std::sync::Arc;
+
+use super::abi::{self, HEAD, IN_HEADER};
+use super::answer::{Answered, answer, sync_result};
+use super::connection::Connection;
+use super::exchange::{Errno, Exchange, Header, reply_header};
+use crate::requests::guarded;
+
+/// Serves what comes until the connection ends.
+///
+/// # Errors
+/// The device failed.
+pub(super) fn serve(connection: &Arc<Connection>) -> io::Result<()> {
+    let mut buffer = vec![0; connection.max_transfer() as usize + abi::READ_OVERHEAD];
+    loop {
+        match rustix::io::read(connection.device(), &mut buffer) {
+            Ok(read) => serve_one(connection, &mut buffer, read),
+            // The last mount is gone, or the connection was aborted.
+            Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),
+            // Who asked has given up before it was read.
+            Err(rustix::io::Errno::NOENT) => {}
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn serve_one(connection: &Arc<Connection>, buffer: &mut [u8], read: usize) {
+    let Some((header, body)) = buffer.split_first_chunk_mut::<IN_HEADER>() else {
+        return;
+    };
+    let header = Header::decode(header);
+    let asked = read.saturating_sub(IN_HEADER);
+    let fixed = match abi::head_bytes(header.opcode) {
+        Some(bytes) if bytes <= asked => bytes,
+        Some(_) => return reply(connection, header, Err(Errno(libc::EINVAL)), &[]),
+        None => return reply(connection, header, Err(Errno(libc::ENOSYS)), &[]),
+    };
+    let (arguments, payload) = body.split_at_mut(fixed);
+    let mut head = [0; HEAD];
+    head[..fixed].copy_from_slice(arguments);
+    let mut exchange = Exchange::new(header, head, payload, asked - fixed);
+    let requests = connection.requests();
+    match guarded("request", || answer(requests, &mut exchange)) {
+        Some(Ok(Answered::Never)) => {}
+        Some(Ok(Answered::Now)) => reply(
+            connection,
+            header,
+            Ok(exchange.answered()),
+            exchange.answer(),
+        ),
+        Some(Ok(Answered::WhenSynced)) => {
+            let connection = Arc::clone(connection);
+            requests.sync_later(move |synced| reply(&connection, header, sync_result(synced), &[]));
+        }
+        Some(Err(errno)) => reply(connection, header, Err(errno), &[]),
+        None => reply(connection, header, Err(Errno(libc::EIO)), &[]),
+    }
+}
+
+fn reply(connection: &Connection, header: Header, result: Result<usize, Errno>, payload: &[u8]) {
+    let head = reply_header(header.unique, result);
+    let pieces = [io::IoSlice::new(&head), io::IoSlice::new(payload)];
+    match rustix::io::writev(connection.device(), &pieces) {
+        Ok(_) => {}
+        // Who asked has given up, or the connection has ended.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV) => {}
+        Err(error) => {
+            tracing::error!(%error, operation = header.opcode, "the kernel did not take a reply");
+        }
+    }
+}
