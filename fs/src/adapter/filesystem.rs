@@ -16,7 +16,7 @@ use sandstack_store::{Attributes, Kind, NAME_MAX, Timestamp};
 use super::convert::{attr, caller, errno, file_type, set_time};
 use super::{Adapter, serve};
 use crate::error::Result;
-use crate::requests::{FOREVER, MAX_BACKGROUND, Sized, WriteOrigin, guarded};
+use crate::requests::{FOREVER, MAX_BACKGROUND, Sized, WriteOrigin, guarded, new_mode};
 use crate::tree::{NewNode, SetAttributes};
 
 /// Largest read, write and read-ahead, in bytes: what the kernel allows without a sysctl.
@@ -71,8 +71,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn forget(&self, _request: &Request, ino: INodeNo, _nlookup: u64) {
-        guarded("forget", || self.requests.forget(ino.0));
+    fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        guarded("forget", || self.requests.forget(ino.0, nlookup));
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -133,13 +133,15 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
         serve(request, "mknod", || {
             let (caller, name) = (caller(request), name.as_bytes());
-            let made = self.requests.make_node(caller, parent.0, name, mode, rdev);
+            let made = self
+                .requests
+                .make_node(caller, parent.0, name, (mode, umask), rdev);
             entry(made, reply);
         });
     }
@@ -150,14 +152,18 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         serve(request, "mkdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
-            let made = self
-                .requests
-                .make(caller, parent.0, name, mode, NewNode::Directory);
+            let made = self.requests.make(
+                caller,
+                parent.0,
+                name,
+                new_mode(mode, umask),
+                NewNode::Directory,
+            );
             entry(made, reply);
         });
     }
@@ -173,7 +179,9 @@ impl Filesystem for Adapter {
         serve(request, "symlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
-            let made = self.requests.make(caller, parent.0, name, 0o777, node);
+            let made = self
+                .requests
+                .make(caller, parent.0, name, new_mode(0o777, 0), node);
             entry(made, reply);
         });
     }
@@ -241,12 +249,13 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
         serve(request, "create", || {
             let (caller, name) = (caller(request), name.as_bytes());
+            let mode = new_mode(mode, umask);
             match self.requests.create(caller, parent.0, name, mode, flags) {
                 Ok((made, open_flags)) => reply.created(
                     &FOREVER,
