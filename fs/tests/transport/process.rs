@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,7 +36,7 @@ fn serve(store: &Store, point: &Path, transport: Transport, slow: &Arc<SlowPool>
     let tree = Arc::new(Tree::new(Arc::clone(&upper)).unwrap());
     let recorder = Recorder::begin(upper, "s", TraceMode::Files, Arc::default()).unwrap();
     let mounted = detached(&MountOptions::default()).unwrap();
-    mount_at(&mounted, point).unwrap();
+    mount_at(mounted.mount.as_fd(), point).unwrap();
     let options = ViewOptions {
         transport,
         ..ViewOptions::default()

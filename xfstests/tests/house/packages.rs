@@ -41,6 +41,7 @@ const OWNERS: [(&str, &[&str]); 16] = [
     ("comfy-table", &["cli"]),
     ("fjall", &["store"]),
     ("fuser", &["fs"]),
+    ("io-uring", &["fs"]),
     ("nix", &["holder"]),
     ("rmcp", &["mcp"]),
     ("schemars", &["api"]),
