@@ -9,9 +9,9 @@ use crate::uring;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// io_uring where this host allows it, or else `/dev/fuse`.
+    #[default]
     Auto,
     /// Read from and written to `/dev/fuse`, on any host.
-    #[default]
     Fuse,
     /// FUSE over io_uring: answered on the processor that asks. Linux 6.14 and later, where it has
     /// been allowed.

@@ -16,11 +16,10 @@ use sandstack_store::{Attributes, Kind, NAME_MAX, Timestamp};
 use super::convert::{attr, caller, errno, file_type, set_time};
 use super::{Adapter, serve};
 use crate::error::Result;
-use crate::requests::{FOREVER, MAX_BACKGROUND, Sized, WriteOrigin, guarded, new_mode};
+use crate::requests::{
+    FOREVER, MAX_BACKGROUND, MAX_TRANSFER, Sized, WriteOrigin, guarded, new_mode,
+};
 use crate::tree::{NewNode, SetAttributes};
-
-/// Largest read, write and read-ahead, in bytes: what the kernel allows without a sysctl.
-const MAX_TRANSFER: u32 = 1 << 20;
 
 /// The attributes of no inode: inode 0 says that a name is not there, and may be believed like any
 /// answer.

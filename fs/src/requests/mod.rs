@@ -30,6 +30,10 @@ pub(crate) use known::Known;
 /// until it is told otherwise. (68 years; the kernel cuts it to what its clock can hold.)
 pub(crate) const FOREVER: Duration = Duration::from_secs(i32::MAX as u64);
 
+/// Largest read, write and read-ahead, in bytes: what the kernel allows without a sysctl. A call that
+/// goes to the daemon is as many requests, and rows of the record, over each transport.
+pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
+
 /// Requests that the kernel may have under way for one view of its own accord, such as read-ahead.
 pub(crate) const MAX_BACKGROUND: u16 = 64;
 

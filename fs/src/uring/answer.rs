@@ -1,20 +1,39 @@
 //! From a request's bytes to the call it means, and its result to bytes.
 
+use std::sync::Arc;
+
+use sandstack_store::Ino;
+
 use super::abi::{opcode, valid};
 use super::exchange::{Errno, Exchange};
-use crate::requests::{Requests, Sized, WriteOrigin, new_mode};
-use crate::tree::{NewNode, SetAttributes, SetTime};
+use crate::requests::{Requests, Sized, WriteOrigin, guarded, new_mode};
+use crate::tree::{Caller, NewNode, SetAttributes, SetTime};
 
 /// How a request is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answered {
     /// With what has been put.
     Now,
-    /// When the tree has been synced, with no bytes.
-    WhenSynced,
+    /// By a thread that may be slow.
+    Later(Slow),
     /// Not at all.
     Never,
 }
+
+/// What takes long: a thread that serves a queue does not do it.
+pub(super) enum Slow {
+    /// Waits for the disk.
+    Sync,
+    /// Copies as many bytes as it takes.
+    Copy {
+        caller: Caller,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        length: u64,
+    },
+}
+
+/// Bytes from which on a copy is slow: what one read or write may have at most, too.
+const LONG_COPY: u64 = 1 << 20;
 
 /// Does what a request asks and puts the answer.
 ///
@@ -58,7 +77,7 @@ pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result
         opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => {}
         // Nothing is kept back until close; the kernel remembers this and asks no more.
         opcode::FLUSH => return Err(Errno(libc::ENOSYS)),
-        opcode::FSYNC | opcode::FSYNCDIR => return Ok(Answered::WhenSynced),
+        opcode::FSYNC | opcode::FSYNCDIR => return Ok(Answered::Later(Slow::Sync)),
         opcode::MKNOD
         | opcode::MKDIR
         | opcode::SYMLINK
@@ -97,8 +116,16 @@ pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result
         opcode::COPY_FILE_RANGE => {
             let from = (ino, exchange.u64(8));
             let to = (exchange.u64(16), exchange.u64(32));
-            let copied = requests.copy_range(caller, from, to, exchange.u64(40))?;
-            exchange.put_count(copied)?;
+            let length = exchange.u64(40);
+            if length >= LONG_COPY {
+                return Ok(Answered::Later(Slow::Copy {
+                    caller,
+                    from,
+                    to,
+                    length,
+                }));
+            }
+            exchange.put_count(requests.copy_range(caller, from, to, length)?)?;
         }
         opcode::FORGET => {
             requests.forget(ino, exchange.u64(0));
@@ -119,12 +146,34 @@ pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result
     Ok(Answered::Now)
 }
 
-/// What a sync is answered with: no bytes. `None`: there was a panic.
-pub(super) fn sync_result(synced: Option<crate::error::Result<()>>) -> Result<usize, Errno> {
-    match synced {
-        Some(Ok(())) => Ok(0),
-        Some(Err(error)) => Err(error.into()),
-        None => Err(Errno(libc::EIO)),
+/// Has slow work done by a thread for it, which then tells `done` what the answer is: the bytes, or
+/// why there are none.
+pub(super) fn answer_later(
+    requests: &Arc<Requests>,
+    slow: Slow,
+    done: impl FnOnce(Result<Option<u32>, Errno>) + Send + 'static,
+) {
+    let failed = Err(Errno(libc::EIO));
+    match slow {
+        Slow::Sync => requests.sync_later(move |synced| {
+            let synced = synced.map(|synced| synced.map(|()| None).map_err(Errno::from));
+            done(synced.unwrap_or(failed));
+        }),
+        Slow::Copy {
+            caller,
+            from,
+            to,
+            length,
+        } => {
+            let theirs = Arc::clone(requests);
+            requests.slow.run(Box::new(move || {
+                let copied = guarded("copy_file_range", || {
+                    theirs.copy_range(caller, from, to, length)
+                });
+                let copied = copied.map(|copied| copied.map(Some).map_err(Errno::from));
+                done(copied.unwrap_or(failed));
+            }));
+        }
     }
 }
 

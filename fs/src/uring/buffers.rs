@@ -14,10 +14,15 @@ use super::exchange::{Exchange, Header, set_u32, u32_at, u64_at};
 /// Bytes of a page: headers get one of their own, behind the payload.
 const PAGE: usize = 4096;
 
+/// Bytes of payload that an entry keeps in any case; less than any payload has.
+const SMALL: usize = 16 << 10;
+
 /// Headers and payload of one entry. Untouched pages of it take no memory.
 pub(super) struct Buffers {
     base: NonNull<u8>,
     payload: usize,
+    /// Bytes of the payload that may have been touched.
+    touched: usize,
     /// The two pieces as the kernel wants them named, at an address that stays.
     pieces: Box<[libc::iovec; 2]>,
 }
@@ -49,6 +54,7 @@ impl Buffers {
         Ok(Buffers {
             base,
             payload,
+            touched: 0,
             pieces: Box::new([piece(headers, uring::HEADERS), piece(base, payload)]),
         })
     }
@@ -71,17 +77,17 @@ impl Buffers {
 
     /// The request that the kernel has left here, and the id to answer it with.
     pub(super) fn request(&mut self) -> (Exchange<'_>, u64) {
-        let (payload, headers) = self.split();
+        let (_, headers) = self.split();
         let mut header = [0; IN_HEADER];
         header.copy_from_slice(&headers[..IN_HEADER]);
         let mut head = [0; HEAD];
         head.copy_from_slice(&headers[uring::HEAD_AT..uring::HEAD_AT + HEAD]);
         let asked = u32_at(headers, uring::PAYLOAD_BYTES_AT) as usize;
         let id = u64_at(headers, uring::COMMIT_ID_AT);
-        (
-            Exchange::new(Header::decode(&header), head, payload, asked),
-            id,
-        )
+        self.touched = self.touched.max(asked);
+        let (payload, _) = self.split();
+        let header = Header::decode(&header);
+        (Exchange::new(header, head, payload, asked), id)
     }
 
     /// Puts the header of a reply, whose `payload` bytes are here already.
@@ -89,6 +95,29 @@ impl Buffers {
         let (_, headers) = self.split();
         headers[..OUT_HEADER].copy_from_slice(&header);
         set_u32(headers, uring::PAYLOAD_BYTES_AT, payload as u32);
+        self.touched = self.touched.max(payload);
+    }
+
+    /// Whether it holds more memory than names and small pieces of files need.
+    pub(super) fn is_large(&self) -> bool {
+        self.touched > SMALL
+    }
+
+    /// Gives the memory of large requests back. What the payload held is lost.
+    pub(super) fn trim(&mut self) {
+        // SAFETY: the range is whole pages of this value's own mapping; what they held is not needed,
+        // and they read as zeros from here on.
+        let advised = unsafe {
+            rustix::mm::madvise(
+                self.base.as_ptr().add(SMALL).cast(),
+                self.payload - SMALL,
+                rustix::mm::Advice::LinuxDontNeed,
+            )
+        };
+        match advised {
+            Ok(()) => self.touched = SMALL,
+            Err(error) => tracing::error!(%error, "memory of a queue's entry was not given back"),
+        }
     }
 }
 
@@ -101,5 +130,29 @@ impl Drop for Buffers {
         if let Err(error) = unmapped {
             tracing::error!(%error, "the memory of a queue's entry could not be given back");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_answers_do_not_keep_their_memory() {
+        const PAYLOAD: usize = 1 << 20;
+        let mut buffers = Buffers::new(PAYLOAD).unwrap();
+        assert!(!buffers.is_large());
+        let (mut exchange, id) = buffers.request();
+        assert_eq!((id, exchange.room()), (0, PAYLOAD));
+        exchange.put(&vec![7; PAYLOAD]).unwrap();
+        assert!(exchange.put(&[7]).is_err(), "there is no more room");
+        assert_eq!(exchange.answered(), PAYLOAD);
+        buffers.set_reply([0; OUT_HEADER], PAYLOAD);
+        assert!(buffers.is_large());
+        buffers.trim();
+        assert!(!buffers.is_large());
+        let (payload, _) = buffers.split();
+        assert!(payload[..SMALL].iter().all(|byte| *byte == 7));
+        assert!(payload[SMALL..].iter().all(|byte| *byte == 0));
     }
 }

@@ -11,19 +11,16 @@ use crate::requests::Requests;
 pub(super) struct Connection {
     device: OwnedFd,
     requests: Arc<Requests>,
-    max_transfer: u32,
     /// Guards the count of what the rings still hold: entries, and orders to make some.
     held: Mutex<usize>,
     changed: Condvar,
 }
 
 impl Connection {
-    /// `max_transfer` is the largest read and write, in bytes.
-    pub(super) fn new(device: OwnedFd, requests: Arc<Requests>, max_transfer: u32) -> Self {
+    pub(super) fn new(device: OwnedFd, requests: Arc<Requests>) -> Self {
         Connection {
             device,
             requests,
-            max_transfer,
             held: Mutex::new(0),
             changed: Condvar::new(),
         }
@@ -35,11 +32,6 @@ impl Connection {
 
     pub(super) fn requests(&self) -> &Arc<Requests> {
         &self.requests
-    }
-
-    /// Largest read and write, in bytes.
-    pub(super) fn max_transfer(&self) -> u32 {
-        self.max_transfer
     }
 
     /// A ring has taken hold of it once more.

@@ -5,17 +5,17 @@ use std::io;
 use std::sync::Arc;
 
 use super::abi::{self, HEAD, IN_HEADER};
-use super::answer::{Answered, answer, sync_result};
+use super::answer::{Answered, answer, answer_later};
 use super::connection::Connection;
-use super::exchange::{Errno, Exchange, Header, reply_header};
-use crate::requests::guarded;
+use super::exchange::{Errno, Exchange, Header, count_bytes, reply_header};
+use crate::requests::{MAX_TRANSFER, guarded};
 
 /// Serves what comes until the connection ends.
 ///
 /// # Errors
 /// The device failed.
 pub(super) fn serve(connection: &Arc<Connection>) -> io::Result<()> {
-    let mut buffer = vec![0; connection.max_transfer() as usize + abi::READ_OVERHEAD];
+    let mut buffer = vec![0; MAX_TRANSFER as usize + abi::READ_OVERHEAD];
     loop {
         match rustix::io::read(connection.device(), &mut buffer) {
             Ok(read) => serve_one(connection, &mut buffer, read),
@@ -53,9 +53,18 @@ fn serve_one(connection: &Arc<Connection>, buffer: &mut [u8], read: usize) {
             Ok(exchange.answered()),
             exchange.answer(),
         ),
-        Some(Ok(Answered::WhenSynced)) => {
+        Some(Ok(Answered::Later(slow))) => {
             let connection = Arc::clone(connection);
-            requests.sync_later(move |synced| reply(&connection, header, sync_result(synced), &[]));
+            answer_later(requests, slow, move |result| {
+                let bytes = count_bytes(result.unwrap_or_default().unwrap_or_default());
+                let payload: &[u8] = if let Ok(Some(_)) = result {
+                    &bytes
+                } else {
+                    &[]
+                };
+                let length = result.map(|_| payload.len());
+                reply(&connection, header, length, payload);
+            });
         }
         Some(Err(errno)) => reply(connection, header, Err(errno), &[]),
         None => reply(connection, header, Err(Errno(libc::EIO)), &[]),

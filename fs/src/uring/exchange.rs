@@ -163,7 +163,7 @@ impl<'a> Exchange<'a> {
 
     /// Adds a count of 32 bits, and the four bytes that fill it up.
     pub(super) fn put_count(&mut self, count: u32) -> Result<(), Errno> {
-        self.put(&pair(count))
+        self.put(&count_bytes(count))
     }
 
     /// Adds how much room there is.
@@ -293,9 +293,10 @@ fn file_type(kind: Kind) -> u32 {
     }
 }
 
-fn pair(number: u32) -> [u8; 8] {
+/// A count of 32 bits, and the four bytes that fill it up.
+pub(super) fn count_bytes(count: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
-    set_u32(&mut bytes, 0, number);
+    set_u32(&mut bytes, 0, count);
     bytes
 }
 

@@ -6,10 +6,7 @@ use std::os::fd::OwnedFd;
 use super::abi::{self, capability, opcode};
 use super::exchange::{Header, reply_header, set_u16, set_u32, u32_at};
 use crate::profile::Profile;
-use crate::requests::MAX_BACKGROUND;
-
-/// Largest read-ahead, in bytes. Several requests make one.
-const MAX_READAHEAD: u32 = 1 << 20;
+use crate::requests::{MAX_BACKGROUND, MAX_TRANSFER};
 
 /// What was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,16 +15,11 @@ pub(super) struct Agreed {
     pub(super) uring: bool,
 }
 
-/// Waits for the kernel's INIT and answers it. `max_transfer` is the largest read and write, in
-/// bytes, a multiple of the page size.
+/// Waits for the kernel's INIT and answers it.
 ///
 /// # Errors
 /// The mount is gone, or the kernel is older than the protocol's version 7.23.
-pub(super) fn shake_hands(
-    connection: &OwnedFd,
-    profile: Profile,
-    max_transfer: u32,
-) -> io::Result<Agreed> {
+pub(super) fn shake_hands(connection: &OwnedFd, profile: Profile) -> io::Result<Agreed> {
     /// As old as kernels are that send INIT in a form this reads (3.15).
     const OLDEST_MINOR: u32 = 23;
     let mut buffer = vec![0; abi::uring::MIN_PAYLOAD];
@@ -72,15 +64,15 @@ pub(super) fn shake_hands(
     head.copy_from_slice(&reply_header(header.unique, Ok(abi::INIT_OUT)));
     set_u32(body, 0, abi::MAJOR);
     set_u32(body, 4, abi::MINOR);
-    set_u32(body, 8, number(8).min(MAX_READAHEAD));
+    set_u32(body, 8, number(8).min(MAX_TRANSFER));
     set_u32(body, 12, taken as u32);
     set_u16(body, 16, MAX_BACKGROUND);
     // Where the kernel begins to hold such requests back: three quarters, as it does itself.
     set_u16(body, 18, MAX_BACKGROUND / 4 * 3);
-    set_u32(body, 20, max_transfer);
+    set_u32(body, 20, MAX_TRANSFER);
     // Times are kept to the nanosecond.
     set_u32(body, 24, 1);
-    set_u16(body, 28, (max_transfer / 4096) as u16);
+    set_u16(body, 28, (MAX_TRANSFER / 4096) as u16);
     set_u32(body, 32, (taken >> 32) as u32);
     rustix::io::write(connection, &reply)?;
     Ok(Agreed {

@@ -30,10 +30,7 @@ use buffers::Buffers;
 use connection::Connection;
 use rings::Rings;
 
-use crate::requests::Requests;
-
-/// Largest read and write, in bytes: the memory of each entry of each queue.
-const MAX_TRANSFER: u32 = 256 << 10;
+use crate::requests::{MAX_TRANSFER, Requests};
 
 /// Where the kernel says whether it may be used.
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -62,7 +59,7 @@ pub(crate) struct Ready {
 /// io_uring is forbidden here, or there is no memory.
 pub(crate) fn prepare() -> io::Result<Ready> {
     let rings = Rings::shared()?;
-    let entries = rings.entries(MAX_TRANSFER)?;
+    let entries = rings.entries(MAX_TRANSFER as usize)?;
     Ok(Ready { rings, entries })
 }
 
@@ -76,8 +73,8 @@ pub(crate) fn serve(
     requests: Requests,
     device: OwnedFd,
 ) -> io::Result<JoinHandle<io::Result<()>>> {
-    let agreed = handshake::shake_hands(&device, requests.profile, MAX_TRANSFER)?;
-    let connection = Arc::new(Connection::new(device, Arc::new(requests), MAX_TRANSFER));
+    let agreed = handshake::shake_hands(&device, requests.profile)?;
+    let connection = Arc::new(Connection::new(device, Arc::new(requests)));
     if agreed.uring {
         rings.serve(&connection, entries);
     } else {

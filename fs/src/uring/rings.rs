@@ -63,12 +63,13 @@ impl Rings {
         Ok(rings)
     }
 
-    /// The memory for all queues of one connection, a list each.
+    /// The memory for all queues of one connection, a list each; `payload` bytes for what goes with
+    /// a request or an answer.
     ///
     /// # Errors
     /// There is none.
-    pub(super) fn entries(&self, max_transfer: u32) -> io::Result<Vec<Vec<Buffers>>> {
-        let entry = || Buffers::new(max_transfer as usize);
+    pub(super) fn entries(&self, payload: usize) -> io::Result<Vec<Vec<Buffers>>> {
+        let entry = || Buffers::new(payload);
         let queue = |_| (0..ENTRIES).map(|_| entry()).collect();
         (0..self.queues).map(queue).collect()
     }

@@ -14,7 +14,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
 
 use super::abi::uring;
-use super::answer::{Answered, answer, sync_result};
+use super::answer::{Answered, answer, answer_later};
 use super::buffers::Buffers;
 use super::connection::Connection;
 use super::exchange::{Errno, reply_header};
@@ -26,6 +26,9 @@ type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 const SUBMISSIONS: u32 = 256;
 /// Completions that can wait to be looked at. More wait in the kernel.
 const COMPLETIONS: u32 = 4096;
+/// Entries of a worker that keep the memory of a large request, for all its views together: at most
+/// so many times a largest transfer a processor.
+const LARGE: usize = 8;
 /// The mark of the read that waits for orders; entries of queues are marked by their place.
 const ORDERS: u64 = u64::MAX;
 
@@ -37,10 +40,10 @@ pub(super) enum Order {
         queue: u16,
         entries: Vec<Buffers>,
     },
-    /// The sync that the request in this place waits for is over.
-    Synced {
+    /// The request in this place, whose answer another thread has found, is to be answered so.
+    Answer {
         place: usize,
-        result: Result<usize, Errno>,
+        result: Result<Option<u32>, Errno>,
     },
     /// End when nothing is served any more.
     End,
@@ -79,6 +82,10 @@ struct Entry {
     id: u64,
     unique: u64,
     registered: bool,
+    /// It is one of the worker's large ones.
+    large: bool,
+    /// The kernel has it. It puts a request there only while this thread is in the kernel.
+    lent: bool,
     buffers: Buffers,
 }
 
@@ -89,8 +96,10 @@ pub(super) struct Worker {
     /// Where the kernel puts what it reads from the bell.
     rung: Box<[u8; 8]>,
     entries: Vec<Option<Entry>>,
+    /// Places of entries that hold a lot of memory, in the order in which they came to it.
+    large: VecDeque<usize>,
     /// Commands that did not fit into the submission queue.
-    unsent: VecDeque<squeue::Entry128>,
+    unsent: VecDeque<(u64, squeue::Entry128)>,
     ending: bool,
 }
 
@@ -107,6 +116,7 @@ impl Worker {
             inbox,
             rung: Box::new([0; 8]),
             entries: Vec::new(),
+            large: VecDeque::new(),
             unsent: VecDeque::new(),
             ending: false,
         })
@@ -133,6 +143,11 @@ impl Worker {
                     .completion()
                     .map(|done| (done.user_data(), done.result())),
             );
+            for (mark, _) in &completions {
+                if let Some(Some(entry)) = self.entries.get_mut(*mark as usize) {
+                    entry.lent = false;
+                }
+            }
             for (mark, result) in completions.drain(..) {
                 if mark == ORDERS {
                     self.obey();
@@ -141,6 +156,7 @@ impl Worker {
                     self.completed(mark as usize, result);
                 }
             }
+            self.trim();
             if self.ending && self.entries.iter().all(Option::is_none) {
                 return;
             }
@@ -154,7 +170,7 @@ impl Worker {
             self.rung.as_mut_ptr(),
             self.rung.len() as u32,
         );
-        self.unsent.push_back(read.build().user_data(ORDERS).into());
+        self.unsent.push_back((ORDERS, read.build().into()));
     }
 
     fn obey(&mut self) {
@@ -171,7 +187,7 @@ impl Worker {
                     }
                     connection.leave();
                 }
-                Order::Synced { place, result } => self.commit(place, result),
+                Order::Answer { place, result } => self.answer_found(place, result),
                 Order::End => self.ending = true,
             }
         }
@@ -198,9 +214,11 @@ impl Worker {
             id: 0,
             unique: 0,
             registered: false,
+            large: false,
+            lent: false,
             buffers,
         });
-        self.unsent.push_back(command.user_data(place as u64));
+        self.unsent.push_back((place as u64, command));
     }
 
     /// A command of the entry in this place is done: there is a request, or nothing more to come.
@@ -239,17 +257,31 @@ impl Worker {
             answer(requests, &mut exchange).map(|how| (how, exchange.answered()))
         });
         match answered {
-            Some(Ok((Answered::WhenSynced, _))) => {
+            Some(Ok((Answered::Later(slow), _))) => {
                 let inbox = Arc::clone(&self.inbox);
-                requests.sync_later(move |synced| {
-                    let result = sync_result(synced);
-                    inbox.send(Order::Synced { place, result });
+                answer_later(requests, slow, move |result| {
+                    inbox.send(Order::Answer { place, result });
                 });
             }
             Some(Ok((Answered::Now | Answered::Never, bytes))) => self.commit(place, Ok(bytes)),
             Some(Err(errno)) => self.commit(place, Err(errno)),
             None => self.commit(place, Err(Errno(libc::EIO))),
         }
+    }
+
+    /// Another thread has found what the request in this place is answered with.
+    fn answer_found(&mut self, place: usize, result: Result<Option<u32>, Errno>) {
+        let Some(entry) = self.entries.get_mut(place).and_then(Option::as_mut) else {
+            tracing::error!(place, "an answer is for no entry");
+            return;
+        };
+        let (mut exchange, _) = entry.buffers.request();
+        let put = result.and_then(|count| match count {
+            Some(count) => exchange.put_count(count),
+            None => Ok(()),
+        });
+        let result = put.map(|()| exchange.answered());
+        self.commit(place, result);
     }
 
     /// Gives an entry with an answer back to the kernel.
@@ -261,23 +293,51 @@ impl Worker {
         entry
             .buffers
             .set_reply(reply_header(entry.unique, result), result.unwrap_or(0));
+        if entry.buffers.is_large() && !entry.large {
+            entry.large = true;
+            self.large.push_back(place);
+        }
         let command = command(
             &entry.connection,
             uring::COMMIT_AND_FETCH,
             (entry.queue, entry.id),
             None,
         );
-        self.unsent.push_back(command.user_data(place as u64));
+        self.unsent.push_back((place as u64, command));
+    }
+
+    /// Takes memory away from entries that had large requests, until few have any. Those that the
+    /// kernel has hold nothing: all completions have been looked at, and no command has been sent
+    /// since.
+    fn trim(&mut self) {
+        for _ in LARGE..self.large.len() {
+            let Some(place) = self.large.pop_front() else {
+                return;
+            };
+            match self.entries.get_mut(place).and_then(Option::as_mut) {
+                Some(entry) if entry.lent => {
+                    entry.large = false;
+                    entry.buffers.trim();
+                }
+                Some(entry) if entry.large => self.large.push_back(place),
+                // Gone, or another's place now.
+                _ => {}
+            }
+        }
     }
 
     /// Moves commands to the submission queue, and those that do not fit to the kernel first.
     fn send(&mut self) {
-        while let Some(command) = self.unsent.front() {
+        while let Some((mark, command)) = self.unsent.front() {
+            let (mark, command) = (*mark, command.clone().user_data(*mark));
             // SAFETY: what a command points to (an entry's memory and the names of its pieces, or the
             // bell's bytes) is owned by this worker, which keeps it until the command's completion.
-            let pushed = unsafe { self.ring.submission().push(command) };
+            let pushed = unsafe { self.ring.submission().push(&command) };
             if pushed.is_ok() {
                 self.unsent.pop_front();
+                if let Some(Some(entry)) = self.entries.get_mut(mark as usize) {
+                    entry.lent = true;
+                }
             } else if let Err(error) = self.ring.submit() {
                 // The caller submits and waits next; what is left follows after that.
                 tracing::debug!(%error, "the submission queue of a ring is full");

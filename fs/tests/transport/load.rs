@@ -71,6 +71,38 @@ fn large_reads_and_writes_arrive_whole() {
     });
 }
 
+/// A long copy is made by a thread that serves no queue, and answered from there.
+#[test]
+fn long_copies_are_whole_and_stop_nobody() {
+    over_each_transport("long_copies_are_whole_and_stop_nobody", |transport| {
+        const BYTES: usize = 24 << 20;
+        let view = View::new(transport);
+        let bytes: Vec<u8> = (0..BYTES).map(|at| ((at * 13) >> 5) as u8).collect();
+        fs::write(view.path("source"), &bytes).unwrap();
+        in_threads(8, |number| {
+            let from = File::open(view.path("source")).unwrap();
+            let path = view.path(&format!("copy-{number}"));
+            let to = File::create(&path).unwrap();
+            let mut at = 0;
+            while at < BYTES as u64 {
+                let mut to_at = at;
+                let wanted = BYTES - at as usize;
+                let copied = rustix::fs::copy_file_range(
+                    &from,
+                    Some(&mut at),
+                    &to,
+                    Some(&mut to_at),
+                    wanted,
+                )
+                .unwrap();
+                assert!(copied > 0);
+                assert_eq!(fs::metadata(&path).unwrap().len(), at);
+            }
+            assert!(fs::read(&path).unwrap() == bytes);
+        });
+    });
+}
+
 /// More syncs at once than a queue has entries must not keep others from being answered.
 #[test]
 fn syncs_do_not_stop_the_rest() {
