@@ -9,7 +9,7 @@ use crate::{Blob, LayerId, SessionId};
 ///
 /// Each changed path is taken, or merged by lines with what others published since. One path that cannot be
 /// merged rejects the whole publish, changes nothing, lists every conflict, and leaves the session as it was.
-/// After success the session ends unless `keep_open`.
+/// After success the session ends.
 ///
 /// Example: `{"workspace_session_id": "ws-8fq2m1", "message": "fix login"}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
