@@ -10,8 +10,8 @@ pub const MEAN: f64 = 1.2;
 /// The bar for `result` of `peer`; `None` if it is no view, or there is no bar: `exact` has none.
 pub fn bar(result: &str, peer: Peer) -> Option<f64> {
     let session = match peer {
-        Peer::Off | Peer::Session => true,
-        Peer::Files => false,
+        Peer::Off | Peer::Session | Peer::SessionUring => true,
+        Peer::Files | Peer::FilesUring => false,
         _ => return None,
     };
     Some(match result {

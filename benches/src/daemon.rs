@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use sandstack_fs::{
-    MountOptions, Recorder, SlowPool, TraceMode, Tree, View, ViewOptions, detached, mount_at,
-    unmount,
+    MountOptions, Recorder, SlowPool, TraceMode, Transport, Tree, View, ViewOptions, detached,
+    mount_at, unmount,
 };
 use sandstack_store::{
     Lease, Outcome, Owner, Policy, PublishOptions, ROOT_INO, Stack, Store, Upper,
@@ -39,6 +39,8 @@ pub enum Order {
         base: PathBuf,
         /// The trace mode.
         mode: String,
+        /// The transport.
+        transport: String,
         /// Where to mount.
         at: PathBuf,
     },
@@ -250,7 +252,12 @@ impl House {
     fn carry_out(&mut self, order: Order) -> Result<Answer> {
         match order {
             Order::Import { base } => self.import(base),
-            Order::Open { base, mode, at } => self.open(&base, &mode, at),
+            Order::Open {
+                base,
+                mode,
+                transport,
+                at,
+            } => self.open(&base, mode.parse()?, transport.parse()?, at),
             Order::Close { at } => self.close(&at),
             Order::Publish { at } => self.publish(&at),
             Order::Layers { base, count } => self.layers(&base, count),
@@ -291,8 +298,13 @@ impl House {
         Ok(steps.answer)
     }
 
-    fn open(&mut self, base: &Path, mode: &str, at: PathBuf) -> Result<Answer> {
-        let mode: TraceMode = mode.parse()?;
+    fn open(
+        &mut self,
+        base: &Path,
+        mode: TraceMode,
+        transport: Transport,
+        at: PathBuf,
+    ) -> Result<Answer> {
         let stack = self.stack(base)?.clone();
         let mut steps = Steps::begin();
         let lease = stack.take_lease(None, "bench", None, now_unix_ms())?;
@@ -309,7 +321,10 @@ impl House {
             recorder,
             mounted.connection,
             &self.slow,
-            &ViewOptions::default(),
+            &ViewOptions {
+                transport,
+                ..ViewOptions::default()
+            },
         )?;
         steps.done("serve");
         let session = Session {

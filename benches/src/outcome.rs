@@ -224,7 +224,12 @@ impl Outcome {
                 let _ = writeln!(text, "{} with {peer} failed: {error}", result.name);
             }
         }
-        for peer in [Peer::Session, Peer::Files] {
+        for peer in [
+            Peer::Session,
+            Peer::Files,
+            Peer::SessionUring,
+            Peer::FilesUring,
+        ] {
             let (mean, count) = self.mean_against(peer, Peer::FuseOverlayfs);
             if count > 0 {
                 let _ = writeln!(

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags};
+use sandstack_fs::{TraceMode, Transport};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -38,11 +39,15 @@ pub enum Peer {
     Files,
     /// A view that records every read and write.
     Exact,
+    /// As `session`, over io_uring.
+    SessionUring,
+    /// As `files`, over io_uring.
+    FilesUring,
 }
 
 impl Peer {
     /// All of them, in the order of tables.
-    pub const ALL: [Peer; 8] = [
+    pub const ALL: [Peer; 10] = [
         Peer::Plain,
         Peer::Overlay,
         Peer::Volatile,
@@ -51,6 +56,8 @@ impl Peer {
         Peer::Session,
         Peer::Files,
         Peer::Exact,
+        Peer::SessionUring,
+        Peer::FilesUring,
     ];
 
     /// The word for it.
@@ -64,12 +71,27 @@ impl Peer {
             Peer::Session => "session",
             Peer::Files => "files",
             Peer::Exact => "exact",
+            Peer::SessionUring => "session-uring",
+            Peer::FilesUring => "files-uring",
         }
     }
 
-    /// Whether it is a view of ours; its name is the trace mode then.
+    /// The trace mode and the transport of a view of ours; `None` if it is none.
+    pub fn view(self) -> Option<(TraceMode, Transport)> {
+        Some(match self {
+            Peer::Off => (TraceMode::Off, Transport::Fuse),
+            Peer::Session => (TraceMode::Session, Transport::Fuse),
+            Peer::Files => (TraceMode::Files, Transport::Fuse),
+            Peer::Exact => (TraceMode::Exact, Transport::Fuse),
+            Peer::SessionUring => (TraceMode::Session, Transport::Uring),
+            Peer::FilesUring => (TraceMode::Files, Transport::Uring),
+            Peer::Plain | Peer::Overlay | Peer::Volatile | Peer::FuseOverlayfs => return None,
+        })
+    }
+
+    /// Whether it is a view of ours.
     pub fn is_view(self) -> bool {
-        matches!(self, Peer::Off | Peer::Session | Peer::Files | Peer::Exact)
+        self.view().is_some()
     }
 }
 
@@ -254,10 +276,17 @@ impl Ground {
                 place.servers.push(server.id());
                 place.kind = Kind::Server(server);
             }
-            Peer::Off | Peer::Session | Peer::Files | Peer::Exact => {
+            Peer::Off
+            | Peer::Session
+            | Peer::Files
+            | Peer::Exact
+            | Peer::SessionUring
+            | Peer::FilesUring => {
+                let (mode, transport) = peer.view().ok_or("it is no view")?;
                 self.daemon.order(&Order::Open {
                     base: base.to_path_buf(),
-                    mode: peer.as_str().to_owned(),
+                    mode: mode.to_string(),
+                    transport: transport.to_string(),
                     at: place.root.clone(),
                 })?;
                 place.servers.push(self.daemon.pid());

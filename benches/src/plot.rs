@@ -24,6 +24,8 @@ fn colour(peer: Peer) -> &'static str {
         Peer::Session => "#4285f4",
         Peer::Files => "#0b57d0",
         Peer::Exact => "#681da8",
+        Peer::SessionUring => "#5bb974",
+        Peer::FilesUring => "#137333",
     }
 }
 

@@ -49,7 +49,8 @@ impl TraceMode {
             TraceMode::Files => {
                 "files: every open for reading, writing and execution and every change, with its command and \
                  process; reads are counted when they reach the daemon, so repeated reads from the page cache and \
-                 loads through a mapping after the first are part of their open; repeated look-ups are not seen."
+                 loads through a mapping after the first are part of their open; repeated look-ups and listings of \
+                 the same path are not seen."
             }
             TraceMode::Exact => {
                 "exact: every open, read and write call and every change, with its command and process; loads \
@@ -83,6 +84,9 @@ impl FromStr for TraceMode {
 pub struct Profile {
     /// The kernel opens and closes files without asking. Fastest; no open is seen.
     pub open_without_message: bool,
+    /// The kernel opens directories without asking, and lists those that it knows from its cache. The
+    /// first listing of each is seen.
+    pub list_without_message: bool,
     /// Reads and writes go to the daemon as they are made, past the page cache.
     pub direct_io: bool,
 }
@@ -92,14 +96,20 @@ impl From<TraceMode> for Profile {
         match mode {
             TraceMode::Off | TraceMode::Session => Profile {
                 open_without_message: true,
+                list_without_message: true,
                 direct_io: false,
             },
             TraceMode::Files => Profile {
                 open_without_message: false,
+                // Tools that look everywhere list every directory, again and again: a message for
+                // each would make them several times slower than their look-ups, which are not
+                // repeated either.
+                list_without_message: true,
                 direct_io: false,
             },
             TraceMode::Exact => Profile {
                 open_without_message: false,
+                list_without_message: false,
                 direct_io: true,
             },
         }
@@ -141,7 +151,10 @@ impl Profile {
             | capability::HAS_EXPIRE_ONLY
             | capability::HAS_RESEND;
         if self.open_without_message {
-            wanted |= capability::NO_OPEN_SUPPORT | capability::NO_OPENDIR_SUPPORT;
+            wanted |= capability::NO_OPEN_SUPPORT;
+        }
+        if self.list_without_message {
+            wanted |= capability::NO_OPENDIR_SUPPORT;
         }
         wanted
     }
@@ -161,6 +174,10 @@ mod tests {
                 assert!(!profile.open_without_message, "{mode} records opens");
             }
             assert_eq!(profile.direct_io, mode == TraceMode::Exact, "{mode}");
+            if profile.list_without_message && mode != TraceMode::Off {
+                let said = mode.statement();
+                assert!(said.contains("listing"), "{mode} hides listings: {said}");
+            }
         }
     }
 }

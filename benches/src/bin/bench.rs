@@ -13,6 +13,7 @@ use sandstack_benches::outcome::Outcome;
 use sandstack_benches::peer::{Ground, Peer, clear};
 use sandstack_benches::run::Plan;
 use sandstack_benches::{Result, cost, daemon, measure, plot, rows, tell};
+use sandstack_fs::Transport;
 
 /// Compares views with other filesystems, and measures what operations cost.
 #[derive(Parser)]
@@ -226,19 +227,34 @@ fn peers(asked: &[Peer]) -> Result<Vec<Peer>> {
         .arg("--version")
         .output()
         .is_ok();
+    let uring = Transport::uring_obstacle();
     if asked.is_empty() {
         if !has_fuse_overlayfs {
             tell("fuse-overlayfs is not installed and left out");
         }
+        if let Some(obstacle) = &uring {
+            tell(&format!("views over io_uring are left out: {obstacle}"));
+        }
         return Ok(Peer::ALL
             .into_iter()
             .filter(|peer| *peer != Peer::FuseOverlayfs || has_fuse_overlayfs)
+            .filter(|peer| !is_over_uring(*peer) || uring.is_none())
             .collect());
+    }
+    if let Some(obstacle) = uring
+        && asked.iter().any(|peer| is_over_uring(*peer))
+    {
+        return Err(obstacle.into());
     }
     if asked.contains(&Peer::FuseOverlayfs) && !has_fuse_overlayfs {
         return Err("fuse-overlayfs is not installed".into());
     }
     Ok(asked.to_vec())
+}
+
+fn is_over_uring(peer: Peer) -> bool {
+    peer.view()
+        .is_some_and(|(_, transport)| transport == Transport::Uring)
 }
 
 fn sources(options: &Options) -> Result<PathBuf> {

@@ -23,6 +23,7 @@ fn open(base: &Path, at: &Path) -> Result<Order> {
     Ok(Order::Open {
         base: base.to_path_buf(),
         mode: "files".to_owned(),
+        transport: "fuse".to_owned(),
         at: at.to_path_buf(),
     })
 }

@@ -105,7 +105,7 @@ impl Requests {
 
     /// The same of a directory.
     pub(crate) fn open_directory(&self, caller: Caller, ino: Ino) -> Option<u32> {
-        if self.profile.open_without_message {
+        if self.profile.list_without_message {
             return None;
         }
         self.recorder.inode(caller.pid, ino, AccessKind::List, 0);
