@@ -48,7 +48,7 @@ export RUSTUP_TOOLCHAIN := $(FALLBACK)
 endif
 endif
 
-.PHONY: help setup fetch build holder-static test demo bench bench-check bench-baseline docs lint install \
+.PHONY: help setup fetch build holder-static test demo bench bench-check bench-baseline cases docs lint install \
 	clean
 
 help: ## Lists the targets
@@ -93,6 +93,11 @@ bench-check: ## Tells what `make bench` last found worse than the baseline (BASE
 
 bench-baseline: ## Takes what `make bench` last found into the baseline
 	@$(TARGET)/release/bench check --update --results '$(BENCH_DIR)/results.json' --baseline '$(BASELINE)'
+
+# Scripts of faults come with none of this: CASES is a directory of them.
+cases: ## Runs scripts of faults on views and sandboxes (CASES=DIR; as root)
+	@cargo build --workspace --all-targets
+	xfstests/cases '$(CASES)'
 
 docs: ## Writes docs/operations.md anew from the catalogue
 	@UPDATE_EXPECTED=1 cargo test -q -p sandstack-xfstests --test house operations_page

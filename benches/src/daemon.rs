@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::ops::ControlFlow;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -301,7 +302,7 @@ impl House {
         let recorder = Recorder::begin(Arc::clone(&upper), "bench", mode, Arc::default())?;
         steps.done("upper");
         let mounted = detached(&MountOptions::default())?;
-        mount_at(&mounted, &at)?;
+        mount_at(mounted.mount.as_fd(), &at)?;
         steps.done("mount");
         let view = View::serve(
             tree,

@@ -23,6 +23,7 @@ mod error;
 mod files;
 mod mount;
 mod notify;
+mod placement;
 mod profile;
 mod record;
 mod requests;
@@ -40,5 +41,7 @@ pub use mount::{
 pub use profile::{Profile, TraceMode};
 pub use record::{Commands, Recorder};
 pub use transport::Transport;
-pub use tree::{Caller, NewNode, RenameMode, SetAttributes, SetTime, Space, Tree, XattrMode};
+pub use tree::{
+    Caller, NewMode, NewNode, RenameMode, SetAttributes, SetTime, Space, Tree, XattrMode,
+};
 pub use view::{Owner, SlowPool, View, ViewOptions};

@@ -108,11 +108,13 @@ impl From<TraceMode> for Profile {
 
 /// Capabilities of a connection (`FUSE_*` of the INIT flags in `linux/fuse.h`).
 mod capability {
+    pub(super) const DONT_MASK: u64 = 1 << 6;
     pub(super) const DO_READDIRPLUS: u64 = 1 << 13;
     pub(super) const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub(super) const ASYNC_DIO: u64 = 1 << 15;
     pub(super) const NO_OPEN_SUPPORT: u64 = 1 << 17;
     pub(super) const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub(super) const POSIX_ACL: u64 = 1 << 20;
     pub(super) const CACHE_SYMLINKS: u64 = 1 << 23;
     pub(super) const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub(super) const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
@@ -127,6 +129,8 @@ impl Profile {
     /// without.
     pub(crate) fn capabilities(self) -> u64 {
         let mut wanted = capability::PARALLEL_DIROPS
+            | capability::DONT_MASK
+            | capability::POSIX_ACL
             | capability::DO_READDIRPLUS
             | capability::READDIRPLUS_AUTO
             | capability::CACHE_SYMLINKS

@@ -15,7 +15,7 @@ use crate::files::Files;
 use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
-use crate::requests::Requests;
+use crate::requests::{Known, Requests};
 use crate::transport::Transport;
 use crate::tree::Tree;
 use crate::uring;
@@ -94,6 +94,7 @@ impl View {
             profile: Profile::from(recorder.mode()),
             slow: Arc::clone(slow),
             owner: options.owner,
+            known: Known::default(),
         };
         let (transport, server) = match rings_for(options.transport)? {
             Some(ready) => (Transport::Uring, uring::serve(ready, requests, connection)?),

@@ -169,11 +169,13 @@ impl Gateway {
             .insert(id.clone(), Arc::clone(&command));
         let spawned = {
             let (holder, namespaces) = (sandbox.holder()?, Arc::clone(&session.namespaces));
-            let id = id.clone();
+            let started = Arc::clone(&command);
             self.blocking(move || {
+                // It may end before its start is told of; its end waits for this.
+                let _registering = started.registering.lock();
                 let _starting = namespaces.starting();
                 let spawned = holder.spawn(spawn)?;
-                namespaces.register(spawned.mnt_ns, id.as_ref());
+                namespaces.register(spawned.mnt_ns, started.id.as_ref());
                 Ok(spawned)
             })
             .await
@@ -538,6 +540,8 @@ impl Gateway {
     /// accesses are written, and the holder's memory of it. What survives it keeps both until its
     /// session ends.
     fn release_command(&self, sandbox: &Sandbox, session: Option<&Session>, command: &Command) {
+        // Or it would be registered when its namespace's number is another's already.
+        drop(command.registering.lock());
         let survived = !command.row.lock().survivors.is_empty();
         // Where the view is gone, or going, all is written when that is done.
         if let Some(session) = session

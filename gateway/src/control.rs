@@ -119,16 +119,41 @@ impl Gateway {
     }
 }
 
+/// What people send to programs. The real-time signals go by number.
+const SIGNALS: [(&str, i32); 23] = [
+    ("HUP", libc::SIGHUP),
+    ("INT", libc::SIGINT),
+    ("QUIT", libc::SIGQUIT),
+    ("ILL", libc::SIGILL),
+    ("TRAP", libc::SIGTRAP),
+    ("ABRT", libc::SIGABRT),
+    ("BUS", libc::SIGBUS),
+    ("FPE", libc::SIGFPE),
+    ("KILL", libc::SIGKILL),
+    ("USR1", libc::SIGUSR1),
+    ("SEGV", libc::SIGSEGV),
+    ("USR2", libc::SIGUSR2),
+    ("PIPE", libc::SIGPIPE),
+    ("ALRM", libc::SIGALRM),
+    ("TERM", libc::SIGTERM),
+    ("CHLD", libc::SIGCHLD),
+    ("CONT", libc::SIGCONT),
+    ("STOP", libc::SIGSTOP),
+    ("TSTP", libc::SIGTSTP),
+    ("TTIN", libc::SIGTTIN),
+    ("TTOU", libc::SIGTTOU),
+    ("URG", libc::SIGURG),
+    ("WINCH", libc::SIGWINCH),
+];
+
 /// The number of the signal called `name`.
 fn parse_signal(name: &str) -> Result<i32> {
     let number = name.parse().ok().filter(|number| (1..=64).contains(number));
     let upper = name.to_ascii_uppercase();
-    let called = || {
-        let full = format!("SIG{}", upper.strip_prefix("SIG").unwrap_or(&upper));
-        full.parse::<nix::sys::signal::Signal>().ok()
-    };
+    let short = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let called = SIGNALS.iter().find(|(name, _)| *name == short);
     number
-        .or_else(|| called().map(|signal| signal as i32))
+        .or_else(|| called.map(|(_, number)| *number))
         .ok_or_else(|| {
             Failure::invalid(format!(
                 "signal {name:?} is none; give a name as `TERM` or a number from 1 to 64"

@@ -108,6 +108,8 @@ pub(crate) struct Command {
     pub(crate) changed: watch::Sender<u64>,
     /// The trace of the request that started it, for what goes on after the answer.
     pub(crate) trace: Mutex<Option<Trace>>,
+    /// Held while it is started, until its namespace is known to be its own.
+    pub(crate) registering: Mutex<()>,
 }
 
 /// What a handler knows of the request that it works on.
@@ -426,6 +428,7 @@ impl Command {
             row: Mutex::new(row),
             changed: watch::channel(0).0,
             trace: Mutex::new(None),
+            registering: Mutex::new(()),
         }
     }
 

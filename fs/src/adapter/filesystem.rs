@@ -13,10 +13,12 @@ use fuser::{
 };
 use sandstack_store::{Attributes, Kind, NAME_MAX, Timestamp};
 
-use super::Adapter;
 use super::convert::{attr, caller, errno, file_type, set_time};
+use super::{Adapter, serve};
 use crate::error::Result;
-use crate::requests::{FOREVER, MAX_BACKGROUND, MAX_TRANSFER, Sized, WriteOrigin, guarded};
+use crate::requests::{
+    FOREVER, MAX_BACKGROUND, MAX_TRANSFER, Sized, WriteOrigin, guarded, new_mode,
+};
 use crate::tree::{NewNode, SetAttributes};
 
 /// The attributes of no inode: inode 0 says that a name is not there, and may be believed like any
@@ -60,7 +62,7 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        guarded("lookup", || {
+        serve(request, "lookup", || {
             let found = self
                 .requests
                 .lookup(caller(request), parent.0, name.as_bytes());
@@ -68,14 +70,16 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn forget(&self, _request: &Request, ino: INodeNo, _nlookup: u64) {
-        guarded("forget", || self.requests.forget(ino.0));
+    fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        guarded("forget", || self.requests.forget(ino.0, nlookup));
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        guarded("getattr", || match self.requests.attributes(ino.0) {
-            Ok(found) => reply.attr(&FOREVER, &attr(&found)),
-            Err(error) => reply.error(errno(error)),
+    fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        serve(request, "getattr", || {
+            match self.requests.attributes(ino.0) {
+                Ok(found) => reply.attr(&FOREVER, &attr(&found)),
+                Err(error) => reply.error(errno(error)),
+            }
         });
     }
 
@@ -97,7 +101,7 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        guarded("setattr", || {
+        serve(request, "setattr", || {
             let set = SetAttributes {
                 mode: mode.map(|mode| (mode & 0o7777) as u16),
                 uid,
@@ -114,7 +118,7 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        guarded("readlink", || {
+        serve(request, "readlink", || {
             match self.requests.read_link(caller(request), ino.0) {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(errno(error)),
@@ -128,13 +132,15 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        guarded("mknod", || {
+        serve(request, "mknod", || {
             let (caller, name) = (caller(request), name.as_bytes());
-            let made = self.requests.make_node(caller, parent.0, name, mode, rdev);
+            let made = self
+                .requests
+                .make_node(caller, parent.0, name, (mode, umask), rdev);
             entry(made, reply);
         });
     }
@@ -145,14 +151,18 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
-        guarded("mkdir", || {
+        serve(request, "mkdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
-            let made = self
-                .requests
-                .make(caller, parent.0, name, mode, NewNode::Directory);
+            let made = self.requests.make(
+                caller,
+                parent.0,
+                name,
+                new_mode(mode, umask),
+                NewNode::Directory,
+            );
             entry(made, reply);
         });
     }
@@ -165,23 +175,25 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        guarded("symlink", || {
+        serve(request, "symlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
-            let made = self.requests.make(caller, parent.0, name, 0o777, node);
+            let made = self
+                .requests
+                .make(caller, parent.0, name, new_mode(0o777, 0), node);
             entry(made, reply);
         });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("unlink", || {
+        serve(request, "unlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.unlink(caller, parent.0, name), reply);
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("rmdir", || {
+        serve(request, "rmdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.remove_directory(caller, parent.0, name),
@@ -200,7 +212,7 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        guarded("rename", || {
+        serve(request, "rename", || {
             let from = (parent.0, name.as_bytes());
             let to = (newparent.0, newname.as_bytes());
             let renamed = self
@@ -218,14 +230,14 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        guarded("link", || {
+        serve(request, "link", || {
             let (caller, name) = (caller(request), newname.as_bytes());
             entry(self.requests.link(caller, ino.0, newparent.0, name), reply);
         });
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        guarded("open", || {
+        serve(request, "open", || {
             opened(self.requests.open(caller(request), ino.0, flags.0), reply);
         });
     }
@@ -236,12 +248,13 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        guarded("create", || {
+        serve(request, "create", || {
             let (caller, name) = (caller(request), name.as_bytes());
+            let mode = new_mode(mode, umask);
             match self.requests.create(caller, parent.0, name, mode, flags) {
                 Ok((made, open_flags)) => reply.created(
                     &FOREVER,
@@ -266,7 +279,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        guarded("read", || {
+        serve(request, "read", || {
             match self.requests.read(caller(request), ino.0, offset, size) {
                 Ok(bytes) => reply.data(&bytes),
                 Err(error) => reply.error(errno(error)),
@@ -286,7 +299,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        guarded("write", || {
+        serve(request, "write", || {
             let origin = WriteOrigin::from_flags(write_flags.bits());
             match self
                 .requests
@@ -333,7 +346,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        guarded("opendir", || {
+        serve(request, "opendir", || {
             opened(self.requests.open_directory(caller(request), ino.0), reply);
         });
     }
@@ -346,7 +359,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        guarded("readdir", || {
+        serve(request, "readdir", || {
             let add = |name: &[u8], found: &Attributes, next| {
                 let kind = file_type(found.kind);
                 !reply.add(INodeNo(found.ino), next, kind, OsStr::from_bytes(name))
@@ -369,7 +382,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        guarded("readdirplus", || {
+        serve(request, "readdirplus", || {
             let add = |name: &[u8], found: &Attributes, next| {
                 !reply.add(
                     INodeNo(found.ino),
@@ -390,8 +403,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        guarded("statfs", || match self.requests.space() {
+    fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        serve(request, "statfs", || match self.requests.space() {
             Ok(space) => reply.statfs(
                 space.blocks,
                 space.free,
@@ -416,7 +429,7 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        guarded("setxattr", || {
+        serve(request, "setxattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.set_xattr(caller, ino.0, name, value, flags),
@@ -427,25 +440,25 @@ impl Filesystem for Adapter {
 
     fn getxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         size: u32,
         reply: ReplyXattr,
     ) {
-        guarded("getxattr", || {
+        serve(request, "getxattr", || {
             sized(self.requests.xattr(ino.0, name.as_bytes(), size), reply);
         });
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        guarded("listxattr", || {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        serve(request, "listxattr", || {
             sized(self.requests.xattrs(ino.0, size), reply);
         });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("removexattr", || {
+        serve(request, "removexattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.remove_xattr(caller, ino.0, name), reply);
         });
@@ -475,7 +488,7 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        guarded("fallocate", || {
+        serve(request, "fallocate", || {
             let caller = caller(request);
             empty(
                 self.requests.allocate(caller, ino.0, offset, length, mode),
@@ -486,14 +499,14 @@ impl Filesystem for Adapter {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        guarded("lseek", || {
+        serve(request, "lseek", || {
             match self.requests.seek(ino.0, offset, whence) {
                 Ok(offset) => reply.offset(offset as i64),
                 Err(error) => reply.error(errno(error)),
@@ -514,7 +527,7 @@ impl Filesystem for Adapter {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        guarded("copy_file_range", || {
+        serve(request, "copy_file_range", || {
             let (from, to) = ((ino_in.0, offset_in), (ino_out.0, offset_out));
             match self.requests.copy_range(caller(request), from, to, len) {
                 Ok(copied) => reply.written(copied),

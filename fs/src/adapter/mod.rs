@@ -7,9 +7,18 @@
 mod convert;
 mod filesystem;
 
-use crate::requests::Requests;
+use fuser::Request;
+
+use crate::placement;
+use crate::requests::{Requests, guarded};
 
 /// A view as fuser serves it.
 pub(crate) struct Adapter {
     pub(crate) requests: Requests,
+}
+
+/// Runs the handler of a request where its caller is.
+fn serve(request: &Request, operation: &'static str, handler: impl FnOnce()) {
+    placement::follow(request.pid());
+    guarded(operation, handler);
 }

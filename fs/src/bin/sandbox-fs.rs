@@ -80,7 +80,8 @@ struct Mount {
     /// Most bytes that the session may change.
     #[arg(long)]
     quota: Option<u64>,
-    /// Return when the view is there, and serve it in the background.
+    /// Return when the view is there, and serve it in the background. What goes wrong then is told
+    /// in `sandbox-fs.log` in the store.
     #[arg(long)]
     background: bool,
     /// Where the process in the background says that the view is there.
@@ -210,6 +211,12 @@ fn mount(args: &Mount) -> Result<(), Failure> {
     if let Some(descriptor) = args.ready {
         // SAFETY: the parent process opened this descriptor for this process alone.
         let mut ready = unsafe { File::from_raw_fd(descriptor) };
+        // Whoever waits for the end of what the starter says is not to wait for this process.
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(store.root().join("sandbox-fs.log"))?;
+        rustix::stdio::dup2_stderr(&log)?;
         ready.write_all(b"1")?;
     }
     unmount_on_signal(signals, args.mountpoint.clone());

@@ -2,9 +2,9 @@
 
 use sandstack_store::{AccessKind, Attributes, Ino};
 
-use super::Requests;
+use super::{Requests, groups};
 use crate::error::{Error, Result};
-use crate::tree::{Caller, NewNode, RenameMode, XattrMode};
+use crate::tree::{Caller, NewMode, NewNode, RenameMode, XattrMode};
 
 /// The answer to a question that may be for the size alone.
 pub(crate) enum Sized {
@@ -24,6 +24,7 @@ impl Requests {
     ) -> Result<Option<Attributes>> {
         match self.tree.lookup(parent, name) {
             Ok(found) => {
+                self.known.told(found.ino);
                 self.recorder
                     .named_if_changed(&self.tree, &found, parent, name);
                 self.recorder
@@ -51,12 +52,11 @@ impl Requests {
         caller: Caller,
         parent: Ino,
         name: &[u8],
-        mode: u32,
+        mode: NewMode,
         node: NewNode,
     ) -> Result<Attributes> {
-        let made = self
-            .tree
-            .create(caller, parent, name, (mode & 0o7777) as u16, node)?;
+        let made = self.tree.create(caller, parent, name, mode, node)?;
+        self.known.told(made.ino);
         self.recorder.named(made.ino, parent, name);
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Create, 0);
@@ -69,7 +69,7 @@ impl Requests {
         caller: Caller,
         parent: Ino,
         name: &[u8],
-        mode: u32,
+        (mode, umask): (u32, u32),
         device: u32,
     ) -> Result<Attributes> {
         let node = match mode & libc::S_IFMT {
@@ -80,7 +80,7 @@ impl Requests {
             libc::S_IFBLK => NewNode::BlockDevice(libc_device(device)),
             _ => return Err(Error::Invalid),
         };
-        self.make(caller, parent, name, mode, node)
+        self.make(caller, parent, name, new_mode(mode, umask), node)
     }
 
     /// Makes a file and opens it. Returns the flags of the reply, too.
@@ -89,7 +89,7 @@ impl Requests {
         caller: Caller,
         parent: Ino,
         name: &[u8],
-        mode: u32,
+        mode: NewMode,
         flags: i32,
     ) -> Result<(Attributes, u32)> {
         let made = self.make(caller, parent, name, mode, NewNode::File)?;
@@ -146,13 +146,14 @@ impl Requests {
         name: &[u8],
     ) -> Result<Attributes> {
         let found = self.tree.link(ino, parent, name)?;
+        self.known.told(ino);
         self.recorder.named(ino, parent, name);
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Link, 0);
         Ok(self.owned(found))
     }
 
-    /// As [`crate::Tree::list`].
+    /// As [`crate::Tree::list`]. `wanted` says whether it took the entry.
     pub(crate) fn list(
         &self,
         caller: Caller,
@@ -166,7 +167,12 @@ impl Requests {
             self.recorder.inode(caller.pid, ino, AccessKind::List, 0);
         }
         self.tree.list(ino, from, attributes, |name, found, next| {
-            wanted(name, &self.owned(*found), next)
+            let taken = wanted(name, &self.owned(*found), next);
+            // A listing with attributes is a look-up of each entry; but of `.` and `..`.
+            if taken && attributes && next > 2 {
+                self.known.told(found.ino);
+            }
+            taken
         })
     }
 
@@ -185,7 +191,11 @@ impl Requests {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Error::Invalid),
         };
-        self.tree.set_xattr(ino, name, value, mode)?;
+        let loses_setgid = self.tree.set_xattr(ino, name, value, mode)?
+            && !groups::is_member(caller, self.tree.attributes(ino)?.gid);
+        if loses_setgid {
+            self.tree.drop_setgid(ino)?;
+        }
         self.recorder
             .inode(caller.pid, ino, AccessKind::Metadata, 0);
         Ok(())
@@ -222,6 +232,14 @@ fn sized(value: Vec<u8>, size: u32) -> Result<Sized> {
         Err(Error::TooSmall)
     } else {
         Ok(Sized::Value(value))
+    }
+}
+
+/// What something is made with, from a mode and a umask as FUSE carries them.
+pub(crate) fn new_mode(mode: u32, umask: u32) -> NewMode {
+    NewMode {
+        bits: (mode & 0o7777) as u16,
+        umask: (umask & 0o777) as u16,
     }
 }
 

@@ -6,6 +6,8 @@
 
 mod content;
 mod entries;
+mod groups;
+mod known;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,7 +23,8 @@ use crate::tree::{Caller, SetAttributes, Space, Tree};
 use crate::view::{Owner, SlowPool};
 
 pub(crate) use content::WriteOrigin;
-pub(crate) use entries::{Sized, kernel_device};
+pub(crate) use entries::{Sized, kernel_device, new_mode};
+pub(crate) use known::Known;
 
 /// How long the kernel may believe an answer: the tree is the only one that changes the view, so
 /// until it is told otherwise. (68 years; the kernel cuts it to what its clock can hold.)
@@ -51,6 +54,7 @@ pub(crate) struct Requests {
     pub(crate) slow: Arc<SlowPool>,
     /// Whose everything appears to be; `None`: owners as they are.
     pub(crate) owner: Option<Owner>,
+    pub(crate) known: Known,
 }
 
 impl Requests {
@@ -74,9 +78,12 @@ impl Requests {
         Ok(self.owned(found))
     }
 
-    /// The count is not needed: an inode with a name is kept whatever the kernel knows of it, and
-    /// one without a name is not found again, so its first forget is its last.
-    pub(crate) fn forget(&self, ino: Ino) {
+    /// The kernel gives back `count` of the times that it was told of an inode. If it was told again
+    /// meanwhile, it has it still.
+    pub(crate) fn forget(&self, ino: Ino, count: u64) {
+        if !self.known.forgotten(ino, count) {
+            return;
+        }
         if let Err(error) = self.tree.forget(ino) {
             tracing::error!(ino, %error, "an inode without a name could not be dropped");
         }

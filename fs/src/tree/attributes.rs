@@ -1,7 +1,8 @@
 //! Changing attributes.
 
-use sandstack_store::{Attributes, Attrs, Ino, Kind, Record, Timestamp};
+use sandstack_store::{Attributes, Attrs, Ino, Kind, Record, Timestamp, Transaction};
 
+use super::acl::{self, Acl};
 use super::{Caller, MAX_FILE, Tree};
 use crate::error::{Error, Result};
 
@@ -109,7 +110,22 @@ impl Tree {
         attrs.mtime = time(set.mtime, attrs.mtime);
         attrs.ctime = now;
         self.push_attrs(&mut change, ino, attrs)?;
+        if set.mode.is_some() {
+            self.push_acl_mode(&mut change, ino, attrs.mode)?;
+        }
         Ok(change.commit()?)
+    }
+
+    /// Makes the access control list say what new permission bits say, if there is one.
+    fn push_acl_mode(&self, change: &mut Transaction<'_>, ino: Ino, mode: u16) -> Result<()> {
+        let mut xattrs = self.upper.xattrs(change.state(), ino)?;
+        if let Some(list) = xattrs.get_mut(acl::ACCESS) {
+            let mut acl = Acl::decode(list)?;
+            acl.set_bits(mode);
+            *list = acl.encode();
+            change.push(Record::Xattrs { ino, xattrs });
+        }
+        Ok(())
     }
 
     /// Removes `security.capability`, as every change of content or owner does.

@@ -1,14 +1,32 @@
 //! Making files, directories, symlinks, special files and hard links.
 
 use sandstack_store::{
-    Attributes, Attrs, Entry, Ino, Kind, Name, NewBody, Record, Slot, Timestamp, Transaction,
+    Attributes, Attrs, Entry, Ino, Kind, Name, NewBody, Record, Slot, State, Timestamp,
+    Transaction, Xattrs,
 };
 
+use super::acl::{self, Acl};
 use super::{Caller, MAX_LINKS, Tree, new_name};
 use crate::error::{Error, Result};
 
 /// Longest target of a symlink, in bytes (the kernel's `PATH_MAX` less its NUL).
 const MAX_TARGET: usize = 4095;
+
+/// The permissions that something is to be made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewMode {
+    /// Permission bits, all twelve.
+    pub bits: u16,
+    /// Bits that are taken away, unless the directory has a default access control list, which
+    /// decides then.
+    pub umask: u16,
+}
+
+impl From<u16> for NewMode {
+    fn from(bits: u16) -> Self {
+        NewMode { bits, umask: 0 }
+    }
+}
 
 /// What is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +76,7 @@ impl From<NewNode> for NewBody {
 }
 
 impl Tree {
-    /// Makes a node called `name` in `parent`. `mode` has the umask taken off already.
+    /// Makes a node called `name` in `parent`.
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::NotFound`] if the directory is gone, [`Error::NotDirectory`],
@@ -69,9 +87,10 @@ impl Tree {
         caller: Caller,
         parent: Ino,
         name: &[u8],
-        mode: u16,
+        mode: impl Into<NewMode>,
         node: NewNode,
     ) -> Result<Attributes> {
+        let given = mode.into();
         let name = new_name(name)?;
         if let NewNode::Symlink(target) = &node {
             match target.len() {
@@ -94,10 +113,10 @@ impl Tree {
         let kind = node.kind();
         let is_directory = kind == Kind::Directory;
         let inherits_group = directory.mode & libc::S_ISGID as u16 != 0;
-        let mut mode = if kind == Kind::Symlink {
-            0o777
+        let (mut mode, xattrs) = if kind == Kind::Symlink {
+            (0o777, Xattrs::new())
         } else {
-            mode & 0o7777
+            self.inherited(change.state(), parent, given, is_directory)?
         };
         if inherits_group && is_directory {
             mode |= libc::S_ISGID as u16;
@@ -130,6 +149,9 @@ impl Tree {
             in_lower: false,
             body: node.into(),
         });
+        if !xattrs.is_empty() {
+            change.push(Record::Xattrs { ino, xattrs });
+        }
         push_entry(&mut change, parent, name, ino, kind);
         self.push_directory_change(&mut change, &directory, i32::from(is_directory), now)?;
         change.commit()?;
@@ -147,6 +169,30 @@ impl Tree {
             mtime: now,
             ctime: now,
         })
+    }
+
+    /// The permission bits and the lists that something new in `parent` begins with.
+    fn inherited(
+        &self,
+        state: &State,
+        parent: Ino,
+        given: NewMode,
+        is_directory: bool,
+    ) -> Result<(u16, Xattrs)> {
+        let bits = given.bits & 0o7777;
+        let mut xattrs = Xattrs::new();
+        let Some(default) = self.upper.xattrs(state, parent)?.remove(acl::DEFAULT) else {
+            return Ok((bits & !given.umask, xattrs));
+        };
+        let access = Acl::decode(&default)?.inherited(bits);
+        let mode = (bits & 0o7000) | access.bits();
+        if !access.is_minimal() {
+            xattrs.insert(acl::ACCESS.to_vec(), access.encode());
+        }
+        if is_directory {
+            xattrs.insert(acl::DEFAULT.to_vec(), default);
+        }
+        Ok((mode, xattrs))
     }
 
     /// Gives inode `ino` a further name.

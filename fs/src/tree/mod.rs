@@ -7,6 +7,7 @@
 //! Every change is one transaction of the upper: checked and recorded while no other change can
 //! come between, and acknowledged when the journal has it.
 
+mod acl;
 mod attributes;
 mod content;
 mod create;
@@ -22,7 +23,7 @@ use sandstack_store::{
 };
 
 pub use attributes::{SetAttributes, SetTime};
-pub use create::NewNode;
+pub use create::{NewMode, NewNode};
 pub use rename::RenameMode;
 pub use xattr::XattrMode;
 

@@ -1,9 +1,10 @@
-//! Extended attributes. Every namespace is kept and none interpreted, but access control lists,
-//! which would have to be enforced to be kept.
+//! Extended attributes. Every namespace is kept and none interpreted, but access control lists, which
+//! the permission bits follow.
 
-use sandstack_store::{Attrs, Ino, Record, Timestamp, Xattrs};
+use sandstack_store::{Attrs, Ino, Kind, Record, Timestamp, Xattrs};
 
 use super::Tree;
+use super::acl::{self, Acl};
 use crate::error::{Error, Result};
 
 /// What happens to an attribute that exists.
@@ -42,23 +43,56 @@ impl Tree {
         Ok(self.upper.xattrs(&state, ino)?)
     }
 
-    /// Sets an extended attribute.
+    /// Sets an extended attribute. Returns whether it is an access control list of something with
+    /// the set-group-id bit, which goes then unless the caller may act for the group
+    /// ([`Tree::drop_setgid`]).
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::NoAttribute`], [`Error::TooSmall`] if name or value is too long,
     /// [`Error::Unsupported`], [`Error::Store`].
-    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<bool> {
         check_namespace(name)?;
         if name.len() > MAX_NAME || value.len() > MAX_VALUE {
             return Err(Error::TooSmall);
         }
-        self.change_xattrs(ino, |xattrs| {
+        let mut has_setgid = false;
+        self.change_xattrs(ino, |attrs, kind, xattrs| {
             match (mode, xattrs.contains_key(name)) {
                 (XattrMode::Create, true) => return Err(Error::Exists),
                 (XattrMode::Replace, false) => return Err(Error::NoAttribute),
                 _ => {}
             }
-            xattrs.insert(name.to_vec(), value.to_vec());
+            if !is_list(name) {
+                xattrs.insert(name.to_vec(), value.to_vec());
+                return Ok(());
+            }
+            let list = Acl::decode(value)?;
+            if name == acl::DEFAULT && kind != Kind::Directory && !list.is_empty() {
+                return Err(Error::NotPermitted);
+            }
+            let mut says_more = !list.is_empty();
+            if name == acl::ACCESS && says_more {
+                attrs.mode = (attrs.mode & 0o7000) | list.bits();
+                has_setgid = attrs.mode & libc::S_ISGID as u16 != 0;
+                says_more = !list.is_minimal();
+            }
+            if says_more {
+                xattrs.insert(name.to_vec(), value.to_vec());
+            } else {
+                xattrs.remove(name);
+            }
+            Ok(())
+        })?;
+        Ok(has_setgid)
+    }
+
+    /// Takes the set-group-id bit away.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Store`].
+    pub fn drop_setgid(&self, ino: Ino) -> Result<()> {
+        self.change_xattrs(ino, |attrs, _, _| {
+            attrs.mode &= !(libc::S_ISGID as u16);
             Ok(())
         })
     }
@@ -69,20 +103,24 @@ impl Tree {
     /// [`Error::NoAttribute`], [`Error::Unsupported`], [`Error::Store`].
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         check_namespace(name)?;
-        self.change_xattrs(ino, |xattrs| {
+        self.change_xattrs(ino, |_, _, xattrs| {
             xattrs.remove(name).map(|_| ()).ok_or(Error::NoAttribute)
         })
     }
 
-    fn change_xattrs(&self, ino: Ino, edit: impl FnOnce(&mut Xattrs) -> Result<()>) -> Result<()> {
+    fn change_xattrs(
+        &self,
+        ino: Ino,
+        edit: impl FnOnce(&mut Attrs, Kind, &mut Xattrs) -> Result<()>,
+    ) -> Result<()> {
         let mut change = self.upper.begin();
         let found = self.attributes_in(change.state(), ino)?;
         let mut xattrs = self.upper.xattrs(change.state(), ino)?;
-        edit(&mut xattrs)?;
-        let attrs = Attrs {
+        let mut attrs = Attrs {
             ctime: Timestamp::now(),
             ..Attrs::from(&found)
         };
+        edit(&mut attrs, found.kind, &mut xattrs)?;
         self.push_attrs(&mut change, ino, attrs)?;
         change.push(Record::Xattrs { ino, xattrs });
         Ok(change.commit()?)
@@ -94,9 +132,14 @@ fn check_namespace(name: &[u8]) -> Result<()> {
     if KEPT
         .iter()
         .any(|prefix| name.len() > prefix.len() && name.starts_with(prefix))
+        || is_list(name)
     {
         Ok(())
     } else {
         Err(Error::Unsupported)
     }
+}
+
+fn is_list(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
 }

@@ -6,7 +6,7 @@ use sandstack_store::Ino;
 
 use super::abi::{opcode, valid};
 use super::exchange::{Errno, Exchange};
-use crate::requests::{Requests, Sized, WriteOrigin, guarded};
+use crate::requests::{Requests, Sized, WriteOrigin, guarded, new_mode};
 use crate::tree::{Caller, NewNode, SetAttributes, SetTime};
 
 /// How a request is answered.
@@ -128,13 +128,14 @@ pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result
             exchange.put_count(requests.copy_range(caller, from, to, length)?)?;
         }
         opcode::FORGET => {
-            requests.forget(ino);
+            requests.forget(ino, exchange.u64(0));
             return Ok(Answered::Never);
         }
         opcode::BATCH_FORGET => {
             // Inode and count of each.
             for one in exchange.data().chunks_exact(16) {
-                requests.forget(super::exchange::u64_at(one, 0));
+                let count = super::exchange::u64_at(one, 8);
+                requests.forget(super::exchange::u64_at(one, 0), count);
             }
             return Ok(Answered::Never);
         }
@@ -181,21 +182,22 @@ fn change_names(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<(), 
     let (ino, caller) = (exchange.header.ino, exchange.header.caller);
     let made = match exchange.header.opcode {
         opcode::MKNOD => {
-            let (mode, device) = (exchange.u32(0), exchange.u32(4));
+            let (mode, device) = ((exchange.u32(0), exchange.u32(8)), exchange.u32(4));
             requests.make_node(caller, ino, exchange.name()?, mode, device)?
         }
         opcode::MKDIR => {
-            let mode = exchange.u32(0);
+            let mode = new_mode(exchange.u32(0), exchange.u32(4));
             requests.make(caller, ino, exchange.name()?, mode, NewNode::Directory)?
         }
         opcode::SYMLINK => {
             let (name, target) = exchange.two_names()?;
             let node = NewNode::Symlink(target.to_vec());
-            requests.make(caller, ino, name, 0o777, node)?
+            requests.make(caller, ino, name, new_mode(0o777, 0), node)?
         }
         opcode::LINK => requests.link(caller, exchange.u64(0), ino, exchange.name()?)?,
         opcode::CREATE => {
             let (flags, mode) = (exchange.u32(0).cast_signed(), exchange.u32(4));
+            let mode = new_mode(mode, exchange.u32(8));
             let (made, open) = requests.create(caller, ino, exchange.name()?, mode, flags)?;
             exchange.put_entry(Some(&made))?;
             return exchange.put_open(open);

@@ -196,8 +196,8 @@ mod tests {
         ] {
             assert!(refused(&request(bad, spec())), "{bad:?}");
         }
-        let plan = RootPlan::judge(&request("//work//x/", spec()), &[Path::new("/rd")]).unwrap();
-        assert_eq!(plan.workspace_root(), Path::new("/work/x"));
+        let plan = RootPlan::judge(&request("//project//x/", spec()), &[Path::new("/rd")]).unwrap();
+        assert_eq!(plan.workspace_root(), Path::new("/project/x"));
         assert_eq!(plan.var_tmp, plan.tmp);
     }
 
@@ -205,7 +205,7 @@ mod tests {
     fn no_bind_goes_into_the_view_and_the_run_directory_is_always_hidden() {
         let inside = Bind {
             source: "/usr".into(),
-            target: "/work/x/bin".into(),
+            target: "/project/x/bin".into(),
         };
         for root in [
             RootSpec {
@@ -225,9 +225,9 @@ mod tests {
                 ..spec()
             },
         ] {
-            assert!(refused(&request("/work/x", root)));
+            assert!(refused(&request("/project/x", root)));
         }
-        let plan = RootPlan::judge(&request("/work/x", spec()), &[Path::new("/rd")]).unwrap();
+        let plan = RootPlan::judge(&request("/project/x", spec()), &[Path::new("/rd")]).unwrap();
         assert_eq!(plan.hidden(), [PathBuf::from("/rd")]);
     }
 }

@@ -15,5 +15,5 @@ mod import;
 mod import_again;
 mod import_disturbed;
 mod meeting;
-mod model;
+mod programs;
 mod upper;

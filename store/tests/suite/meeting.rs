@@ -5,7 +5,7 @@ use sandstack_store::{Outcome, PublishReport, Stack};
 
 use crate::fixture::snapshot::{Data, Level};
 use crate::fixture::{Scratch, Session, Snapshot, cases, stack_of};
-use crate::model::{Model, Raw, Step, Trace, perform, random_project, raw_steps};
+use crate::programs::{Model, Raw, Step, Trace, perform, random_project, raw_steps};
 
 /// What a program of random steps does to a session; the steps are also said to `trace`. Without
 /// `again` every name that is made is made once, and no node has several: then it is beyond doubt

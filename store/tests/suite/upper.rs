@@ -13,7 +13,7 @@ use crate::fixture::snapshot::{Data, Level};
 use crate::fixture::{
     Random, Scratch, Session, Snapshot, Watchdog, cases, child, host, lacks_root, stack_of,
 };
-use crate::model::{Model, Raw, Step, Trace, perform, random_project, raw_steps};
+use crate::programs::{Model, Raw, Step, Trace, perform, random_project, raw_steps};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(200), failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() })]

@@ -31,7 +31,7 @@ const ARROWS_OF_TESTS: [(&str, &str); 1] = [
 ];
 
 /// Packages of others that only these of ours may use directly.
-const OWNERS: [(&str, &[&str]); 16] = [
+const OWNERS: [(&str, &[&str]); 17] = [
     ("axum", &["gateway"]),
     ("blake3", &["store"]),
     ("bollard", &["gateway"]),

@@ -14,7 +14,7 @@ use crate::fixture::syscalls::{
     self, as_user, chmod, chown, copy_range, errno, fallocate, make_node, mode, open, set_xattr,
     xattr, xattr_names,
 };
-use crate::fixture::{Disk, Watchdog, in_every_mode, lacks_root};
+use crate::fixture::{Disk, Watchdog, in_every_mode, lacks, lacks_root};
 
 /// A user and group that are nobody's.
 const USER: u32 = 65_534;
@@ -22,12 +22,6 @@ const OTHER_GROUP: u32 = 4_242;
 
 /// `security.capability` with CAP_NET_BIND_SERVICE, effective (version 2 of its format).
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-
-/// An access control list of version 2, with the three entries that each must have, for nobody.
-const EMPTY_ACL: [u8; 28] = [
-    2, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x20, 0, 0,
-    0, 0xff, 0xff, 0xff, 0xff,
-];
 
 /// > Permissions are checked by the kernel, as on a disk.
 #[test]
@@ -210,7 +204,7 @@ fn reading_does_not_move_atime() {
 
 /// > Extended attributes of `user.`, `trusted.` and `security.` are kept byte for byte.
 ///
-/// > `system.` is `EOPNOTSUPP`: there are no access control lists.
+/// > Other attributes of `system.` are `EOPNOTSUPP`.
 #[test]
 fn extended_attributes_are_kept() {
     if lacks_root() {
@@ -248,15 +242,9 @@ fn extended_attributes_are_kept() {
             for (name, _) in values {
                 assert!(names.contains(&name.as_bytes().to_vec()), "{name}");
             }
-            // The kernel looks at it first: this is what a mode of 0 would be.
-            assert_eq!(
-                set_xattr(&path, "system.posix_acl_access", &EMPTY_ACL),
-                Err(libc::EOPNOTSUPP)
-            );
-            assert_eq!(
-                xattr(&path, "system.posix_acl_access"),
-                Err(libc::EOPNOTSUPP)
-            );
+            let unknown = Err(libc::EOPNOTSUPP);
+            assert_eq!(set_xattr(&path, "system.other", b"x"), unknown);
+            assert_eq!(xattr(&path, "system.other").map(|_| ()), unknown);
             assert_eq!(xattr(&path, "user.none"), Err(libc::ENODATA));
         }
         // As on a disk, `user.` is for files and directories alone.
@@ -266,6 +254,87 @@ fn extended_attributes_are_kept() {
         );
         assert_eq!(set_xattr(&disk.path("link"), "trusted.x", b"x"), Ok(()));
         assert_eq!(xattr(&disk.path("link"), "trusted.x").unwrap(), b"x");
+    });
+}
+
+/// > Access control lists are kept, imported, handed down and enforced, as on a disk.
+#[test]
+fn access_control_lists_count() {
+    if lacks_root() {
+        return;
+    }
+    let tool = |program: &str, args: &[&str], path: &Path| {
+        let output = Command::new(program).args(args).arg(path).output().unwrap();
+        assert!(output.status.success(), "{program} {args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    if !Command::new("setfacl")
+        .arg("--version")
+        .output()
+        .is_ok_and(|o| o.status.success())
+        && lacks("setfacl")
+    {
+        return;
+    }
+    let set = |path: &Path, list: &str| tool("setfacl", &["-m", list], path);
+    let get = |path: &Path| tool("getfacl", &["-cnEp"], path);
+    let user = format!("u:{USER}:rw");
+    let fill = |base: &Path| {
+        everything(base);
+        set(&base.join("file"), &user);
+        set(&base.join("dir"), &format!("d:u:{USER}:rwx,d:o::-"));
+        chmod(&base.join("dir"), 0o711);
+    };
+    in_every_mode("access_control_lists_count", fill, |disk| {
+        // Imported: getfacl says the same of both.
+        for name in ["file", "dir", "dir/other"] {
+            assert_eq!(get(&disk.path(name)), get(&disk.base(name)), "{name}");
+        }
+        let may =
+            |name: &str| as_user(USER, USER, || open(&disk.path(name), OFlags::RDWR)).map(|_| ());
+        let denied = Err(libc::EACCES);
+        assert_eq!(may("file"), Ok(()));
+        assert_eq!(may("dir/other"), denied);
+        // Given and taken away.
+        set(&disk.path("dir/other"), &user);
+        assert_eq!(mode(&disk.path("dir/other")), 0o664);
+        assert_eq!(may("dir/other"), Ok(()));
+        tool("setfacl", &["-b"], &disk.path("dir/other"));
+        assert_eq!(may("dir/other"), denied);
+        // The mask follows the group's bits, and the other way round.
+        chmod(&disk.path("file"), 0o644);
+        assert_eq!(may("file"), denied);
+        assert!(get(&disk.path("file")).contains("mask::r--"));
+        set(&disk.path("file"), "m::rw");
+        assert_eq!(mode(&disk.path("file")), 0o664);
+        assert_eq!(may("file"), Ok(()));
+        // Handed down, whatever the umask; a list that says no more than the bits is none.
+        for dir in ["dir", "dir/new"] {
+            let dir = disk.path(dir);
+            fs::write(dir.join("made"), "").unwrap();
+            fs::create_dir(dir.join("new")).unwrap();
+            assert_eq!(mode(&dir.join("made")), 0o660);
+            assert_eq!(mode(&dir.join("new")), 0o770);
+            let list = get(&dir.join("new"));
+            assert!(list.contains(&format!("default:user:{USER}:rwx")), "{list}");
+        }
+        assert_eq!(may("dir/new/made"), Ok(()));
+        set(&disk.path("dir/made"), "o::r");
+        let lists = |disk: &Disk| {
+            ["file", "dir", "dir/made", "dir/new", "dir/new/made"].map(|name| get(&disk.path(name)))
+        };
+        let before = lists(disk);
+        disk.remount();
+        assert_eq!(lists(disk), before);
+        // Without a default list the umask counts.
+        fs::write(disk.path("plain"), "").unwrap();
+        assert_eq!(mode(&disk.path("plain")), 0o644);
+        // Whoever gives a list and is not in the group loses the bit for it.
+        let file = disk.path("file");
+        chown(&file, USER, OTHER_GROUP);
+        chmod(&file, 0o2775);
+        as_user(USER, USER, || set(&file, "u:7:r,m::rwx"));
+        assert_eq!(mode(&file), 0o775);
     });
 }
 

@@ -1,10 +1,11 @@
 //! Semantics: the view as a whole.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use super::{everything, nothing};
-use crate::fixture::{Disk, Snapshot, Watchdog, in_every_mode, syscalls};
+use crate::fixture::{Disk, Scratch, Snapshot, Watchdog, in_every_mode, syscalls, wait_until};
 
 /// > A view shows its layer and the session's own changes, and nothing else.
 ///
@@ -127,4 +128,35 @@ fn statfs_shows_disk_or_quota() {
     assert_eq!(left(), 1 << 20);
     fs::write(disk.path("file"), vec![1; 256 << 10]).unwrap();
     assert_eq!(left(), 768 << 10);
+}
+
+/// A view in the background keeps nothing of whoever started it: a caller that reads what the program
+/// says to its end goes on when the view is there.
+#[test]
+fn a_view_in_the_background_lets_its_starter_go() {
+    let _watchdog = Watchdog::start(
+        "a_view_in_the_background_lets_its_starter_go",
+        Duration::from_secs(60),
+    );
+    let scratch = Scratch::new();
+    let point = scratch.dir("view");
+    let output = Command::new(env!("CARGO_BIN_EXE_sandbox-fs"))
+        .args(["mount", "--session", "one", "--background", "--store"])
+        .arg(scratch.path("store"))
+        .arg(&point)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(syscalls::is_fuse(&point));
+    sandstack_fs::unmount(&point).unwrap();
+    // The daemon ends when its mount is gone; then the store is free.
+    wait_until("the daemon to end", || {
+        Command::new(env!("CARGO_BIN_EXE_sandbox-fs"))
+            .args(["sessions", "--store"])
+            .arg(scratch.path("store"))
+            .output()
+            .unwrap()
+            .status
+            .success()
+    });
 }
