@@ -4,22 +4,18 @@
 //! the kernel has it from the submission of a command until that command's completion.
 
 use std::io;
-use std::ptr::NonNull;
-
-use rustix::mm::{MapFlags, ProtFlags};
 
 use super::abi::{HEAD, IN_HEADER, OUT_HEADER, uring};
 use super::exchange::{Exchange, Header, set_u32, u32_at, u64_at};
-
-/// Bytes of a page: headers get one of their own, behind the payload.
-const PAGE: usize = 4096;
+use super::memory::{Memory, PAGE};
 
 /// Bytes of payload that an entry keeps in any case; less than any payload has.
 const SMALL: usize = 16 << 10;
 
-/// Headers and payload of one entry. Untouched pages of it take no memory.
+/// Headers and payload of one entry.
 pub(super) struct Buffers {
-    base: NonNull<u8>,
+    /// The payload, and behind it a page for the headers.
+    memory: Memory,
     payload: usize,
     /// Bytes of the payload that may have been touched.
     touched: usize,
@@ -27,32 +23,21 @@ pub(super) struct Buffers {
     pieces: Box<[libc::iovec; 2]>,
 }
 
-// SAFETY: the memory belongs to this value alone, whichever thread has it; the pointers in `pieces`
-// point into it.
+// SAFETY: the pointers in `pieces` point into `memory`, which may go to another thread.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
     /// `payload` is in bytes, a multiple of the page size.
     pub(super) fn new(payload: usize) -> io::Result<Buffers> {
-        // SAFETY: a new private mapping at an address of the kernel's choice touches nothing else.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                payload + PAGE,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let base = NonNull::new(base.cast::<u8>())
-            .ok_or_else(|| io::Error::other("memory was mapped at address 0"))?;
-        // SAFETY: the headers' page follows the payload in the same mapping.
-        let headers = unsafe { base.add(payload) };
-        let piece = |at: NonNull<u8>, bytes| libc::iovec {
-            iov_base: at.as_ptr().cast(),
+        let memory = Memory::new(payload + PAGE)?;
+        let base = memory.address().as_ptr();
+        let piece = |at: *mut u8, bytes| libc::iovec {
+            iov_base: at.cast(),
             iov_len: bytes,
         };
+        let headers = base.wrapping_add(payload);
         Ok(Buffers {
-            base,
+            memory,
             payload,
             touched: 0,
             pieces: Box::new([piece(headers, uring::HEADERS), piece(base, payload)]),
@@ -64,15 +49,9 @@ impl Buffers {
         self.pieces.as_ptr() as u64
     }
 
-    fn split(&mut self) -> (&mut [u8], &mut [u8; uring::HEADERS]) {
-        // SAFETY: the mapping holds the payload, and behind it the page of the headers; it lives as
-        // long as this value, is all zero or written by the kernel, and by the invariant of this file
-        // is not the kernel's now. The two parts do not overlap.
-        unsafe {
-            let payload = std::slice::from_raw_parts_mut(self.base.as_ptr(), self.payload);
-            let headers = self.base.add(self.payload).cast::<[u8; uring::HEADERS]>();
-            (payload, &mut *headers.as_ptr())
-        }
+    /// Payload and headers.
+    fn split(&mut self) -> (&mut [u8], &mut [u8]) {
+        self.memory.bytes().split_at_mut(self.payload)
     }
 
     /// The request that the kernel has left here, and the id to answer it with.
@@ -105,30 +84,9 @@ impl Buffers {
 
     /// Gives the memory of large requests back. What the payload held is lost.
     pub(super) fn trim(&mut self) {
-        // SAFETY: the range is whole pages of this value's own mapping; what they held is not needed,
-        // and they read as zeros from here on.
-        let advised = unsafe {
-            rustix::mm::madvise(
-                self.base.as_ptr().add(SMALL).cast(),
-                self.payload - SMALL,
-                rustix::mm::Advice::LinuxDontNeed,
-            )
-        };
-        match advised {
+        match self.memory.give_back(SMALL..self.payload) {
             Ok(()) => self.touched = SMALL,
             Err(error) => tracing::error!(%error, "memory of a queue's entry was not given back"),
-        }
-    }
-}
-
-impl Drop for Buffers {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this size, and nothing points into it any more:
-        // the holder lets go of it only after the kernel has.
-        let unmapped =
-            unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.payload + PAGE) };
-        if let Err(error) = unmapped {
-            tracing::error!(%error, "the memory of a queue's entry could not be given back");
         }
     }
 }

@@ -8,17 +8,28 @@ use super::abi::{self, HEAD, IN_HEADER};
 use super::answer::{Answered, answer, answer_later};
 use super::connection::Connection;
 use super::exchange::{Errno, Exchange, Header, count_bytes, reply_header};
+use super::memory::Memory;
 use crate::requests::{MAX_TRANSFER, guarded};
+
+/// Bytes of memory that are kept between requests.
+const KEPT: usize = 16 << 10;
 
 /// Serves what comes until the connection ends.
 ///
 /// # Errors
 /// The device failed.
 pub(super) fn serve(connection: &Arc<Connection>) -> io::Result<()> {
-    let mut buffer = vec![0; MAX_TRANSFER as usize + abi::READ_OVERHEAD];
+    let size = MAX_TRANSFER as usize + abi::READ_OVERHEAD;
+    let mut buffer = Memory::new(size)?;
     loop {
-        match rustix::io::read(connection.device(), &mut buffer) {
-            Ok(read) => serve_one(connection, &mut buffer, read),
+        match rustix::io::read(connection.device(), buffer.bytes()) {
+            Ok(read) => {
+                serve_one(connection, buffer.bytes(), read);
+                // Thousands of forgets come at once, and then none for long.
+                if read > KEPT {
+                    buffer.give_back(KEPT..size)?;
+                }
+            }
             // The last mount is gone, or the connection was aborted.
             Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),
             // Who asked has given up before it was read.

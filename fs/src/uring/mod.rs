@@ -18,6 +18,7 @@ mod connection;
 mod device;
 mod exchange;
 mod handshake;
+mod memory;
 mod rings;
 mod worker;
 

@@ -28,7 +28,7 @@ fn a_view_is_served_as_it_was_asked_for() {
         };
         assert_eq!(rings, expected, "{:?}", view.threads());
         view.detach();
-        view.expect_end();
+        view.daemon.expect_end();
     });
 }
 
@@ -39,11 +39,11 @@ fn a_session_may_change_its_transport() {
         let mut view = View::new(transport);
         fs::write(view.path("file"), "kept").unwrap();
         view.detach();
-        view.expect_end();
+        view.daemon.expect_end();
         view.again(Transport::Fuse);
         assert_eq!(fs::read_to_string(view.path("file")).unwrap(), "kept");
         view.detach();
-        view.expect_end();
+        view.daemon.expect_end();
         view.again(transport);
         assert_eq!(fs::read_to_string(view.path("file")).unwrap(), "kept");
     });
@@ -56,7 +56,7 @@ fn views_come_and_go() {
         for round in 0..25 {
             fs::write(view.path("round"), round.to_string()).unwrap();
             view.detach();
-            view.expect_end();
+            view.daemon.expect_end();
             view.again(transport);
             assert_eq!(
                 fs::read_to_string(view.path("round")).unwrap(),
@@ -96,7 +96,7 @@ fn unmounting_under_load_ends_the_daemon() {
             }
             wait_until("load", || busy.load(Ordering::Relaxed) == THREADS);
             view.detach();
-            view.expect_end();
+            view.daemon.expect_end();
             stop.store(true, Ordering::Relaxed);
         });
     });
@@ -130,8 +130,7 @@ fn a_killed_daemon_hangs_nobody() {
                     .iter()
                     .all(|count| count.load(Ordering::Relaxed) > 5)
             });
-            view.daemon.kill().unwrap();
-            view.daemon.wait().unwrap();
+            view.daemon.kill();
         });
         let error = fs::metadata(view.path("file-0-0")).unwrap_err();
         assert!(is_gone(&error), "{error}");
@@ -174,8 +173,7 @@ fn a_daemon_killed_while_it_syncs_hangs_nobody() {
             wait_until("syncs", || {
                 synced.iter().all(|count| count.load(Ordering::Relaxed) > 1)
             });
-            view.daemon.kill().unwrap();
-            view.daemon.wait().unwrap();
+            view.daemon.kill();
         });
         view.detach();
         view.again(transport);
@@ -214,7 +212,7 @@ fn auto_goes_on_where_io_uring_is_forbidden() {
     fs::write(point.join("file"), "x").unwrap();
     assert_eq!(fs::read_to_string(point.join("file")).unwrap(), "x");
     rustix::mount::unmount(&point, rustix::mount::UnmountFlags::DETACH).unwrap();
-    assert!(daemon.wait().unwrap().success());
+    daemon.expect_end();
 }
 
 /// Makes `io_uring_setup(2)` fail with `EPERM` from here on.

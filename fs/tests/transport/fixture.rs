@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use sandstack_fs::Transport;
 
 /// Longest that a test may take: a hang must not look like a slow machine.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// Longest wait for something that is about to be.
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Mount points that are there, for a watchdog that ends the process.
 static MOUNTED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -74,14 +77,11 @@ impl Drop for Watchdog {
     }
 }
 
-/// Waits until `done` says so, at most half a minute.
+/// Waits until `done` says so.
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(
-            start.elapsed() < Duration::from_secs(30),
-            "waited half a minute for {what}"
-        );
+        assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
         thread::park_timeout(Duration::from_millis(2));
     }
 }
@@ -102,7 +102,7 @@ pub(crate) fn mount_command(store: &Path, transport: &str, point: &Path) -> Comm
 /// A view at a path.
 pub(crate) struct View {
     dir: tempfile::TempDir,
-    pub(crate) daemon: Child,
+    pub(crate) daemon: Daemon,
 }
 
 impl View {
@@ -145,16 +145,6 @@ impl View {
         rustix::mount::unmount(self.root(), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 
-    /// Waits for the daemon to end, and expects that it ends well.
-    pub(crate) fn expect_end(&mut self) {
-        let mut status = None;
-        wait_until("sandbox-fs to end", || {
-            status = self.daemon.try_wait().unwrap();
-            status.is_some()
-        });
-        assert!(status.unwrap().success(), "{status:?}");
-    }
-
     /// Serves the same session again, over a transport.
     pub(crate) fn again(&mut self, transport: Transport) {
         let command = View::command(self.dir.path(), transport.as_str());
@@ -163,7 +153,7 @@ impl View {
 
     /// The names of the daemon's threads.
     pub(crate) fn threads(&self) -> Vec<String> {
-        let tasks = format!("/proc/{}/task", self.daemon.id());
+        let tasks = format!("/proc/{}/task", self.daemon.0.id());
         fs::read_dir(tasks)
             .unwrap()
             .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
@@ -175,8 +165,6 @@ impl View {
 impl Drop for View {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.root(), rustix::mount::UnmountFlags::DETACH);
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
         MOUNTED
             .lock()
             .unwrap()
@@ -185,15 +173,48 @@ impl Drop for View {
 }
 
 /// Starts a mount and waits until it is there.
-pub(crate) fn start(mut command: Command, point: &Path) -> Child {
-    let mut daemon = command.spawn().unwrap();
+pub(crate) fn start(mut command: Command, point: &Path) -> Daemon {
+    let mut daemon = Daemon(command.spawn().unwrap());
     MOUNTED.lock().unwrap().push(point.to_path_buf());
     wait_until("the view", || {
-        let ended = daemon.try_wait().unwrap();
+        let ended = daemon.ended();
         assert!(ended.is_none(), "sandbox-fs ended early: {ended:?}");
         is_fuse(point)
     });
     daemon
+}
+
+/// A process that does not outlive its test.
+pub(crate) struct Daemon(Child);
+
+impl Daemon {
+    /// Its end, if it has come.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// Waits for its end, and expects that it ends well.
+    pub(crate) fn expect_end(&mut self) {
+        let mut status = None;
+        wait_until("sandbox-fs to end", || {
+            status = self.ended();
+            status.is_some()
+        });
+        assert!(status.unwrap().success(), "{status:?}");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Whether there is a FUSE filesystem at a path.
