@@ -238,7 +238,7 @@ impl Gateway {
                 layers: layers.iter().map(show::layer).collect(),
                 leases,
                 logical_bytes,
-                stored_bytes: gateway.store.usage()?.object_bytes,
+                stored_bytes: gateway.store.object_bytes()?,
                 sampled_at_unix_ms: now_unix_ms(),
                 errors: Vec::new(),
             })

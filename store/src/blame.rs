@@ -211,6 +211,22 @@ fn run_key(stack: StackId, path: &RelPath, digest: &Digest, revision: u64) -> Ve
     ])
 }
 
+/// What an entry of the database tells: the path, the content, and how many lines its runs have.
+pub(crate) fn decode_entry(key: &[u8], value: &[u8]) -> Result<(RelPath, Digest, u64)> {
+    let damaged = |detail: &str| Error::Corrupt {
+        what: format!("the owners at {}", key.escape_ascii()),
+        detail: detail.to_owned(),
+    };
+    // Stack, path, NUL, digest, revision.
+    let end = key.len().checked_sub(1 + 32 + 8).filter(|end| *end >= 8);
+    let end = end.ok_or_else(|| damaged("the key is too short"))?;
+    let path = RelPath::parse(&key[8..end]).map_err(|_| damaged("the key has no path"))?;
+    let digest = <[u8; 32]>::try_from(&key[end + 1..end + 33]);
+    let digest = digest.map_err(|_| damaged("the key has no digest"))?;
+    let runs = Runs(db::decode(&format!("the owners of {path}"), value)?);
+    Ok((path, Digest::from_bytes(digest), runs.total()))
+}
+
 impl Stack {
     /// Who wrote the file at `path` of a layer.
     ///

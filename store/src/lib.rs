@@ -21,12 +21,16 @@
 
 mod access;
 mod blame;
+mod collect;
+mod compare;
 mod content;
 mod db;
+mod difference;
 mod digest;
 mod directory;
 mod edit;
 mod error;
+mod export;
 mod import;
 mod layer;
 mod lease;
@@ -37,19 +41,29 @@ mod name;
 mod node;
 mod objects;
 mod pack;
+mod pins;
+mod point;
 mod publish;
 mod records;
+mod refresh;
+mod squash;
 mod stack;
 mod store;
 mod text;
 mod upper;
+mod usage;
+mod verify;
 
 pub use access::{AccessAnswer, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, Gap};
 pub use blame::{BlameRun, FileBlame};
+pub use collect::Collected;
+pub use compare::{PathChange, compare};
 pub use content::{Content, Layout, Segment, Source};
+pub use difference::ShownChange;
 pub use digest::{Digest, InvalidDigest};
 pub use directory::{Directory, DirectoryEntry};
 pub use error::{Error, Result, UnreadablePath};
+pub use export::{ExportFormat, Exported, LeftOut};
 pub use import::{ImportProgress, ImportReport, Imported};
 pub use layer::{InvalidLayerId, LayerId, LayerKind, LayerRecord, Owner};
 pub use lease::{Lease, LeaseId, LeaseRecord};
@@ -58,15 +72,20 @@ pub use merge::{Hunk, LineSpan, MergeOutcome, Merged, merge_text};
 pub use name::{InvalidName, NAME_MAX, Name, RelPath};
 pub use node::{Body, Ino, Kind, Node, NodeMeta, Timestamp, Xattrs};
 pub use objects::Objects;
+#[doc(hidden)]
+pub use point::{CRASH_POINTS, at_crash_points};
 pub use publish::{
     Change, ChangeKind, Conflict, ConflictKind, Delta, Outcome, Policy, PublishOptions,
     PublishReport, Route, Rule, SavedRef, Skipped, Step, Version,
 };
 pub use records::Table;
+pub use squash::Squashed;
 pub use stack::{Stack, StackId};
-pub use store::{Store, StoreOptions, StoreUsage};
+pub use store::{Store, StoreOptions};
 pub use text::{is_text, unified_diff};
 pub use upper::{
     Attributes, Attrs, BLOCK, Budget, Entry, Extents, FileBody, Inode, InodeBody, ListedEntry,
     NewBody, Place, Record, Run, Seek, Slot, State, Transaction, Upper,
 };
+pub use usage::{LeaseUsage, StackUsage, StoreUsage};
+pub use verify::Verified;

@@ -25,6 +25,7 @@ use crate::db::{Db, DbBatch, Durability};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::pack::{PackPlace, Packs};
+use crate::pins::{Pinned, Pins, RootPin};
 
 /// Largest object in a pack, in bytes; larger ones are files of their own. Of source trees 96 % of
 /// the files are below 64 KiB and would cost a create and an unlink each.
@@ -39,7 +40,7 @@ const PLACE_BYTES: u64 = 128;
 const COPY_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     Pack(PackPlace),
     File { length: u64 },
 }
@@ -62,7 +63,7 @@ impl Place {
         }
     }
 
-    fn decode(bytes: &[u8]) -> Option<Place> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Place> {
         let number = |at: usize| -> Option<u64> {
             bytes
                 .get(at..at + 8)
@@ -80,7 +81,7 @@ impl Place {
         }
     }
 
-    fn length(self) -> u64 {
+    pub(crate) fn length(self) -> u64 {
         match self {
             Place::Pack(place) => place.length,
             Place::File { length } => length,
@@ -96,6 +97,7 @@ pub struct Objects {
     places: Cache<Digest, Place>,
     files: Cache<Digest, Arc<File>>,
     next_temporary: AtomicU64,
+    pinned: Arc<Pinned>,
 }
 
 impl Objects {
@@ -117,6 +119,7 @@ impl Objects {
             places: Cache::new(CACHED_PLACES),
             files: Cache::new(OPEN_BLOBS),
             next_temporary: AtomicU64::new(0),
+            pinned: Arc::default(),
         })
     }
 
@@ -169,33 +172,128 @@ impl Objects {
         self.read_place(digest, place, offset, buffer)
     }
 
-    /// Begins a batch of new objects.
+    /// Begins a batch of new objects, which nothing collects before it is dropped.
     pub(crate) fn batch(&self) -> ObjectBatch<'_> {
+        self.batch_with(&Arc::new(self.pins()))
+    }
+
+    /// Begins a batch of new objects, which nothing collects before `pins` are dropped.
+    pub(crate) fn batch_with(&self, pins: &Arc<Pins>) -> ObjectBatch<'_> {
         ObjectBatch {
             objects: self,
+            pins: Arc::clone(pins),
             pending: Mutex::default(),
             added: AtomicU64::new(0),
         }
     }
 
+    /// Pins for the objects of several batches.
+    pub(crate) fn pins(&self) -> Pins {
+        Pins::new(&self.pinned)
+    }
+
+    /// Keeps a layer with all it reaches until the pin is dropped. It must be one that is referred
+    /// to now.
+    pub(crate) fn pin_root(&self, root: Digest) -> RootPin {
+        RootPin::new(&self.pinned, root)
+    }
+
+    pub(crate) fn pinned(&self) -> &Arc<Pinned> {
+        &self.pinned
+    }
+
     /// Bytes on disk: packs and blob files.
     pub(crate) fn disk_bytes(&self) -> Result<u64> {
         let mut bytes = self.packs.disk_bytes()?;
-        for shard in
-            fs::read_dir(&self.dir).map_err(|error| Error::io("listing", &self.dir, error))?
-        {
-            let shard = shard
-                .map_err(|error| Error::io("listing", &self.dir, error))?
-                .path();
-            for blob in fs::read_dir(&shard).map_err(|error| Error::io("listing", &shard, error))? {
-                let blob = blob.map_err(|error| Error::io("listing", &shard, error))?;
-                let metadata = blob
-                    .metadata()
-                    .map_err(|error| Error::io("examining", &blob.path(), error))?;
-                bytes += metadata.blocks() * 512;
-            }
+        for shard in self.shards()? {
+            let files = self.blob_files(&shard)?;
+            bytes += files.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
         }
         Ok(bytes)
+    }
+
+    /// Forgets where an object was.
+    pub(crate) fn forget(&self, digest: &Digest) {
+        self.places.remove(digest);
+        self.files.remove(digest);
+    }
+
+    /// Gives the room of objects in packs back to the disk.
+    pub(crate) fn reclaim(&self, places: Vec<PackPlace>) {
+        self.packs.reclaim(places);
+    }
+
+    /// Whether the database knows an object, whatever is remembered of it.
+    pub(crate) fn is_recorded(&self, digest: &Digest) -> Result<bool> {
+        Ok(self.db.objects.contains_key(digest.as_bytes())?)
+    }
+
+    /// Checks that what surrounds an object on disk tells the same of it as the database.
+    pub(crate) fn check_place(&self, digest: &Digest, place: Place) -> Result<()> {
+        match place {
+            Place::Pack(place) => self.packs.check(digest, place),
+            Place::File { length } => {
+                let path = self.blob_path(digest);
+                let found = fs::metadata(&path)
+                    .map_err(|error| Error::io("examining", &path, error))?
+                    .len();
+                if found == length {
+                    return Ok(());
+                }
+                Err(Error::Corrupt {
+                    what: path.display().to_string(),
+                    detail: format!("it has {found} bytes; the database says {length}"),
+                })
+            }
+        }
+    }
+
+    /// Every object that the database knows, in order of digests, and where it lies.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Result<(Digest, Place)>> + '_ {
+        self.db.objects.iter().map(|guard| {
+            let (key, value) = guard.into_inner()?;
+            let digest = <[u8; 32]>::try_from(&key[..]).map(Digest::from_bytes);
+            let place = Place::decode(&value);
+            digest.ok().zip(place).ok_or_else(|| Error::Corrupt {
+                what: format!("the place of object {}", key.escape_ascii()),
+                detail: "it does not decode".to_owned(),
+            })
+        })
+    }
+
+    /// The directories that blob files lie in.
+    pub(crate) fn shards(&self) -> Result<Vec<PathBuf>> {
+        let list = |error| Error::io("listing", &self.dir, error);
+        let mut shards = Vec::new();
+        for shard in fs::read_dir(&self.dir).map_err(list)? {
+            let path = shard.map_err(list)?.path();
+            if path.file_name().is_some_and(|name| name.len() == 2) {
+                shards.push(path);
+            }
+        }
+        shards.sort();
+        Ok(shards)
+    }
+
+    /// The blob files in one of those: digest, path, and bytes on disk.
+    pub(crate) fn blob_files(&self, shard: &Path) -> Result<Vec<(Digest, PathBuf, u64)>> {
+        let list = |error| Error::io("listing", shard, error);
+        let mut files = Vec::new();
+        for file in fs::read_dir(shard).map_err(list)? {
+            let file = file.map_err(list)?;
+            let (path, name) = (file.path(), file.file_name());
+            let start = shard.file_name().and_then(|name| name.to_str());
+            let hex = start.zip(name.to_str()).map(|(a, b)| format!("{a}{b}"));
+            let Some(digest) = hex.and_then(|hex| hex.parse::<Digest>().ok()) else {
+                continue;
+            };
+            match file.metadata() {
+                Ok(metadata) => files.push((digest, path, metadata.blocks() * 512)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::io("examining", &path, error)),
+            }
+        }
+        Ok(files)
     }
 
     fn find(&self, digest: &Digest) -> Result<Option<Place>> {
@@ -239,7 +337,7 @@ impl Objects {
         }
     }
 
-    fn blob_path(&self, digest: &Digest) -> PathBuf {
+    pub(crate) fn blob_path(&self, digest: &Digest) -> PathBuf {
         let hex = digest.to_string();
         self.dir.join(&hex[..2]).join(&hex[2..])
     }
@@ -297,6 +395,7 @@ impl Drop for Temporary {
 /// Objects that become findable together.
 pub(crate) struct ObjectBatch<'a> {
     objects: &'a Objects,
+    pins: Arc<Pins>,
     pending: Mutex<FxHashMap<Digest, Pending>>,
     added: AtomicU64,
 }
@@ -464,6 +563,9 @@ impl ObjectBatch<'_> {
                 }
             };
             batch.insert(&self.objects.db.objects, digest.as_bytes(), &place.encode());
+            // It may have been swept and come back: then it is elsewhere now.
+            self.objects.places.remove(digest);
+            self.objects.files.remove(digest);
         }
         for pack in packs {
             self.objects.packs.sync(pack)?;
@@ -489,7 +591,11 @@ impl ObjectBatch<'_> {
     }
 
     fn has(&self, digest: &Digest) -> Result<bool> {
-        Ok(self.pending.lock().contains_key(digest) || self.objects.contains(digest)?)
+        // Pinned before it is looked for; and looked for in the database, not among the remembered
+        // places, of which one may have been swept a moment ago.
+        self.pins.add(digest);
+        Ok(self.pending.lock().contains_key(digest)
+            || self.objects.db.objects.contains_key(digest.as_bytes())?)
     }
 
     fn keep(&self, digest: Digest, pending: Pending, bytes: u64) {

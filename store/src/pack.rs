@@ -146,6 +146,34 @@ impl Packs {
             .map_err(|error| Error::io("reading", &self.pack_path(place.pack), error))
     }
 
+    /// Checks that the header before an object tells its digest and length.
+    pub(crate) fn check(&self, digest: &Digest, place: PackPlace) -> Result<()> {
+        let damaged = |detail: &str| Error::Corrupt {
+            what: format!(
+                "{} at byte {}",
+                self.pack_path(place.pack).display(),
+                place.offset
+            ),
+            detail: detail.to_owned(),
+        };
+        let start = place
+            .offset
+            .checked_sub(HEADER_BYTES)
+            .ok_or_else(|| damaged("no header fits before it"))?;
+        let mut header = [0; HEADER_BYTES as usize];
+        let file = self.file(place.pack)?;
+        file.read_exact_at(&mut header, start)
+            .map_err(|error| Error::io("reading", &self.pack_path(place.pack), error))?;
+        let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
+        if &header[..4] != RECORD_MAGIC {
+            return Err(damaged("there is no record"));
+        }
+        if u64::from(length) != place.length || &header[8..] != digest.as_bytes() {
+            return Err(damaged("the record there is of another object"));
+        }
+        Ok(())
+    }
+
     /// Bytes on disk, all packs together.
     pub(crate) fn disk_bytes(&self) -> Result<u64> {
         let mut bytes = 0;

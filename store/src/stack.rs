@@ -3,7 +3,9 @@
 //! # Keys in the database
 //! `s` and the stack's number: its record; `i` and the number: the next inode number; `l`, the
 //! number and a revision: that layer's record; `c`, the number and a revision: the paths that the
-//! layer changed. Numbers are 64-bit big-endian, so that a scan is in order.
+//! layer changed; `d`, the number and a revision: the record of a layer that a squash dropped; `q`,
+//! the number and a revision: the paths that a squashed layer changed; `r` and the number: the newest
+//! import. Numbers are 64-bit big-endian, so that a scan is in order.
 
 use std::fmt;
 
@@ -13,11 +15,13 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::db::{self, Db, DbBatch, Durability, key};
+use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::import::Imported;
 use crate::layer::{LayerId, LayerKind, LayerRecord, Owner};
 use crate::lease::{Lease, LeaseId, LeaseRecord};
 use crate::name::RelPath;
+use crate::pins::RootPin;
 use crate::publish::ChangeKind;
 use crate::store::{Store, ino_key};
 use crate::upper::Budget;
@@ -145,32 +149,61 @@ impl Stack {
         self.inner.gate.lock().layers
     }
 
-    /// The record of a layer.
+    /// The record of a layer: of the history, or of those that squashes dropped, as long as their
+    /// files are there.
     ///
     /// # Errors
     /// [`Error::NoLayer`], or as reading a record.
     pub fn layer(&self, id: LayerId) -> Result<LayerRecord> {
-        let record = self.layer_at(id.revision)?.ok_or(Error::NoLayer(id))?;
-        if record.id == id {
-            Ok(record)
-        } else {
-            Err(Error::NoLayer(id))
+        if let Some(record) = self.layer_of(layer_key, id.revision)?
+            && record.id == id
+        {
+            return Ok(record);
+        }
+        match self.layer_of(dropped_key, id.revision)? {
+            Some(record) if record.id == id && self.store.objects().contains(&record.root)? => {
+                Ok(record)
+            }
+            _ => Err(Error::NoLayer(id)),
         }
     }
 
-    /// The layer that the head was at `revision`; `None` if there is none.
+    /// What made the head of `revision`: a layer of the history, or one that a squash dropped, whose
+    /// files may be gone. `None` if there was none.
     ///
     /// # Errors
     /// As reading a record.
     pub fn layer_at(&self, revision: u64) -> Result<Option<LayerRecord>> {
-        match self.db().stacks.get(layer_key(self.inner.id, revision))? {
-            None => Ok(None),
-            Some(bytes) => db::decode(
-                &format!("layer {revision} of stack {}", self.inner.id),
-                &bytes,
-            )
-            .map(Some),
+        match self.layer_of(dropped_key, revision)? {
+            Some(record) => Ok(Some(record)),
+            None => self.layer_of(layer_key, revision),
         }
+    }
+
+    fn layer_of(
+        &self,
+        key: fn(StackId, u64) -> Vec<u8>,
+        revision: u64,
+    ) -> Result<Option<LayerRecord>> {
+        let Some(bytes) = self.db().stacks.get(key(self.inner.id, revision))? else {
+            return Ok(None);
+        };
+        let what = || format!("layer {revision} of stack {}", self.inner.id);
+        db::decode(&what(), &bytes).map(Some)
+    }
+
+    /// The head's record, and a pin on it.
+    pub(crate) fn pin_head(&self) -> Result<(LayerRecord, RootPin)> {
+        let gate = self.inner.gate.lock();
+        self.pin_layer(gate.head)
+    }
+
+    /// A layer's record, and a pin on it. The gate must be held, so that the layer is not dropped
+    /// in between.
+    pub(crate) fn pin_layer(&self, id: LayerId) -> Result<(LayerRecord, RootPin)> {
+        let record = self.layer(id)?;
+        let pin = self.store.objects().pin_root(record.root);
+        Ok((record, pin))
     }
 
     /// The newest layers, newest first, at most `limit`.
@@ -192,11 +225,11 @@ impl Stack {
     /// # Errors
     /// As reading a record.
     pub fn layer_changes(&self, id: LayerId) -> Result<Vec<(RelPath, ChangeKind)>> {
-        match self
-            .db()
-            .stacks
-            .get(changes_key(self.inner.id, id.revision))?
-        {
+        let key = match id.kind {
+            LayerKind::Squashed => squash_changes_key(self.inner.id, id.revision),
+            LayerKind::Base | LayerKind::Published => changes_key(self.inner.id, id.revision),
+        };
+        match self.db().stacks.get(key)? {
             None => Ok(Vec::new()),
             Some(bytes) => {
                 let plain = zstd::decode_all(&bytes[..]).map_err(|error| Error::Corrupt {
@@ -222,7 +255,12 @@ impl Stack {
     ) -> Result<Lease> {
         // The gate is held so that nothing collects the layer before the lease is recorded.
         let gate = self.inner.gate.lock();
-        let layer = self.layer(layer.unwrap_or(gate.head))?;
+        let id = layer.unwrap_or(gate.head);
+        // One that was dropped may be half collected.
+        let layer = self
+            .layer_of(layer_key, id.revision)?
+            .filter(|record| record.id == id)
+            .ok_or(Error::NoLayer(id))?;
         self.store.record_lease(LeaseRecord {
             id: LeaseId(0),
             stack: self.inner.id,
@@ -260,6 +298,9 @@ impl Stack {
         for (keyspace, prefix) in [
             (&db.stacks, key(&[b"l", &number])),
             (&db.stacks, key(&[b"c", &number])),
+            (&db.stacks, key(&[b"d", &number])),
+            (&db.stacks, key(&[b"q", &number])),
+            (&db.stacks, key(&[b"r", &number])),
             (&db.blame, number.to_vec()),
         ] {
             for guard in keyspace.prefix(prefix) {
@@ -288,24 +329,103 @@ impl Stack {
         record: &StackRecord,
     ) -> Result<()> {
         let db = self.db();
-        let plain = db::encode(&changes);
-        let packed = zstd::bulk::compress(&plain, 1).map_err(|error| Error::Corrupt {
-            what: format!("the changes of layer {}", layer.id),
-            detail: error.to_string(),
-        })?;
-        batch.insert(
-            &db.stacks,
-            &layer_key(self.inner.id, layer.id.revision),
-            &db::encode(layer),
-        );
-        batch.insert(
-            &db.stacks,
-            &changes_key(self.inner.id, layer.id.revision),
-            &packed,
-        );
-        batch.insert(&db.stacks, &stack_key(self.inner.id), &db::encode(record));
+        let key = changes_key(self.inner.id, layer.id.revision);
+        batch.insert(&db.stacks, &key, &pack_changes(layer.id, changes)?);
+        self.write_layer(batch, layer);
+        self.write_record(batch, record);
         Ok(())
     }
+
+    /// Adds a layer's record to `batch`.
+    pub(crate) fn write_layer(&self, batch: &mut DbBatch, layer: &LayerRecord) {
+        let key = layer_key(self.inner.id, layer.id.revision);
+        batch.insert(&self.db().stacks, &key, &db::encode(layer));
+    }
+
+    /// Adds the stack's record to `batch`.
+    pub(crate) fn write_record(&self, batch: &mut DbBatch, record: &StackRecord) {
+        let key = stack_key(self.inner.id);
+        batch.insert(&self.db().stacks, &key, &db::encode(record));
+    }
+
+    /// Adds to `batch` that a layer is no more in the history. What made it stays known, unless it
+    /// was a squash itself. The record of one that is `replaced` is written over.
+    pub(crate) fn write_dropped(&self, batch: &mut DbBatch, layer: &LayerRecord, replaced: bool) {
+        let (db, revision) = (self.db(), layer.id.revision);
+        let squashed = layer.id.kind == LayerKind::Squashed;
+        if !replaced {
+            batch.remove(&db.stacks, &layer_key(self.inner.id, revision));
+            if squashed {
+                batch.remove(&db.stacks, &squash_changes_key(self.inner.id, revision));
+            }
+        }
+        if !squashed {
+            let key = dropped_key(self.inner.id, revision);
+            batch.insert(&db.stacks, &key, &db::encode(layer));
+        }
+    }
+
+    /// Adds a squashed layer and the paths that it changed to `batch`.
+    pub(crate) fn write_squashed(
+        &self,
+        batch: &mut DbBatch,
+        layer: &LayerRecord,
+        changes: &[(RelPath, ChangeKind)],
+    ) -> Result<()> {
+        let key = squash_changes_key(self.inner.id, layer.id.revision);
+        batch.insert(&self.db().stacks, &key, &pack_changes(layer.id, changes)?);
+        self.write_layer(batch, layer);
+        Ok(())
+    }
+
+    /// The roots of the history's layers, and of what was imported last.
+    pub(crate) fn roots(&self) -> Result<Vec<Digest>> {
+        let layers = self.layers(usize::MAX)?;
+        let mut roots: Vec<Digest> = layers.into_iter().map(|layer| layer.root).collect();
+        let imported = self.last_import()?;
+        roots.extend([imported.host, imported.numbered]);
+        Ok(roots)
+    }
+
+    /// What was imported last: the base, or what a refresh found.
+    pub(crate) fn last_import(&self) -> Result<LastImport> {
+        let Some(bytes) = self.db().stacks.get(imported_key(self.inner.id))? else {
+            let base = self.layer_at(1)?.ok_or(Error::NoStack(self.inner.id.0))?;
+            return Ok(LastImport {
+                host: base.root,
+                numbered: base.root,
+            });
+        };
+        db::decode(
+            &format!("the newest import of stack {}", self.inner.id),
+            &bytes,
+        )
+    }
+
+    /// Notes durably what was imported last.
+    pub(crate) fn set_last_import(&self, imported: &LastImport) -> Result<()> {
+        let db = self.db();
+        let mut batch = db.batch();
+        let key = imported_key(self.inner.id);
+        batch.insert(&db.stacks, &key, &db::encode(imported));
+        db.commit(batch, Durability::Power)
+    }
+}
+
+/// What was imported last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LastImport {
+    /// With the inode numbers that the host had then, by which it is seen what was moved since.
+    pub(crate) host: Digest,
+    /// The same with the numbers that the stack gave.
+    pub(crate) numbered: Digest,
+}
+
+fn pack_changes(id: LayerId, changes: &[(RelPath, ChangeKind)]) -> Result<Vec<u8>> {
+    zstd::bulk::compress(&db::encode(&changes), 1).map_err(|error| Error::Corrupt {
+        what: format!("the changes of layer {id}"),
+        detail: error.to_string(),
+    })
 }
 
 fn stack_key(id: StackId) -> Vec<u8> {
@@ -318,4 +438,16 @@ fn layer_key(id: StackId, revision: u64) -> Vec<u8> {
 
 fn changes_key(id: StackId, revision: u64) -> Vec<u8> {
     key(&[b"c", &id.0.to_be_bytes(), &revision.to_be_bytes()])
+}
+
+fn dropped_key(id: StackId, revision: u64) -> Vec<u8> {
+    key(&[b"d", &id.0.to_be_bytes(), &revision.to_be_bytes()])
+}
+
+fn squash_changes_key(id: StackId, revision: u64) -> Vec<u8> {
+    key(&[b"q", &id.0.to_be_bytes(), &revision.to_be_bytes()])
+}
+
+fn imported_key(id: StackId) -> Vec<u8> {
+    key(&[b"r", &id.0.to_be_bytes()])
 }

@@ -64,19 +64,10 @@ pub(crate) struct StoreInner {
     pub(crate) open_uppers: Mutex<FxHashSet<LeaseId>>,
     /// Guards the read-modify-write of counters.
     counters: Mutex<()>,
+    /// Held while garbage is collected: one at a time.
+    pub(crate) collecting: Mutex<()>,
     /// Held for its lock.
     _lock: File,
-}
-
-/// What a store takes on disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StoreUsage {
-    /// Bytes of packs and blob files.
-    pub object_bytes: u64,
-    /// Bytes of the database.
-    pub database_bytes: u64,
-    /// Bytes of all uppers.
-    pub upper_bytes: u64,
 }
 
 impl std::fmt::Debug for Store {
@@ -125,6 +116,7 @@ impl Store {
                 access,
                 open_uppers: Mutex::default(),
                 counters: Mutex::new(()),
+                collecting: Mutex::new(()),
                 _lock: lock,
             }),
         };
@@ -212,15 +204,39 @@ impl Store {
     /// # Errors
     /// As reading a record.
     pub fn leases(&self) -> Result<Vec<Lease>> {
+        let mut leases = self.all_leases()?;
+        leases.retain(|lease| !self.released_dir(lease.id()).exists());
+        Ok(leases)
+    }
+
+    /// Every lease that is recorded, those too whose release is under way.
+    pub(crate) fn all_leases(&self) -> Result<Vec<Lease>> {
         let mut leases = Vec::new();
         for guard in self.inner.db.stacks.prefix(b"e") {
             let (_, value) = guard.into_inner()?;
-            let lease = Lease::new(db::decode("a lease", &value)?);
-            if !self.released_dir(lease.id()).exists() {
-                leases.push(lease);
-            }
+            leases.push(Lease::new(db::decode("a lease", &value)?));
         }
         Ok(leases)
+    }
+
+    /// The numbers of all stacks.
+    ///
+    /// # Errors
+    /// As reading a record.
+    pub fn stack_ids(&self) -> Result<Vec<StackId>> {
+        let mut ids = Vec::new();
+        for guard in self.inner.db.stacks.prefix(b"s") {
+            let key = guard.key()?;
+            let number = key
+                .get(1..)
+                .and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+            let number = number.ok_or_else(|| Error::Corrupt {
+                what: "a key of the stacks".to_owned(),
+                detail: "it is no number".to_owned(),
+            })?;
+            ids.push(StackId(u64::from_be_bytes(number)));
+        }
+        Ok(ids)
     }
 
     /// Ends a lease: its upper is removed, and its layer no longer pinned. Ending one that is not
@@ -273,22 +289,6 @@ impl Store {
     /// [`Error::Io`].
     pub fn upper_bytes(&self, id: LeaseId) -> Result<u64> {
         crate::upper::disk_bytes(&self.upper_dir(id))
-    }
-
-    /// What the store takes on disk.
-    ///
-    /// # Errors
-    /// [`Error::Io`] or [`Error::Database`].
-    pub fn usage(&self) -> Result<StoreUsage> {
-        let mut usage = StoreUsage {
-            object_bytes: self.inner.objects.disk_bytes()?,
-            database_bytes: self.inner.db.disk_bytes()?,
-            upper_bytes: 0,
-        };
-        for lease in self.leases()? {
-            usage.upper_bytes += crate::upper::disk_bytes(&self.upper_dir(lease.id()))?;
-        }
-        Ok(usage)
     }
 
     pub(crate) fn inner(&self) -> &StoreInner {

@@ -4,7 +4,6 @@
 //! CR, a BOM and bytes that are not UTF-8 are ordinary bytes of a line. A file is text if it has no
 //! NUL byte: git looks only at the first 8000 bytes, but a NUL further down is no text either.
 
-use std::io::Write;
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
@@ -77,34 +76,29 @@ pub(crate) fn changes(old: &[u32], new: &[u32]) -> Vec<LineChange> {
 /// A unified diff of two texts with three lines of context, as `diff -u` writes it; empty if they
 /// are equal.
 pub fn unified_diff(path: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
+    let hunks = hunks(old, new);
+    if hunks.is_empty() {
+        return hunks;
+    }
+    [b"--- a/", path, b"\n+++ b/", path, b"\n", &hunks].concat()
+}
+
+/// The hunks of a unified diff of two texts, with three lines of context.
+pub(crate) fn hunks(old: &[u8], new: &[u8]) -> Vec<u8> {
     let (old_lines, new_lines) = (lines(old), lines(new));
     let mut interner = Interner::default();
     let (old_numbers, new_numbers) = (interner.intern(&old_lines), interner.intern(&new_lines));
     let ops = similar::capture_diff_slices(Algorithm::Histogram, &old_numbers, &new_numbers);
     let mut diff = Vec::new();
     let mut put = |bytes: &[u8]| diff.extend_from_slice(bytes);
-    for (index, group) in similar::group_diff_ops(ops, 3).into_iter().enumerate() {
+    for group in similar::group_diff_ops(ops, 3) {
         let (Some(first), Some(last)) = (group.first(), group.last()) else {
             continue;
         };
-        if index == 0 {
-            put(b"--- a/");
-            put(path);
-            put(b"\n+++ b/");
-            put(path);
-            put(b"\n");
-        }
-        let mut header = Vec::new();
         let old_range = first.old_range().start..last.old_range().end;
         let new_range = first.new_range().start..last.new_range().end;
-        // Writing to a Vec cannot fail.
-        let _ = writeln!(
-            header,
-            "@@ -{} +{} @@",
-            show_range(old_range),
-            show_range(new_range)
-        );
-        put(&header);
+        let (old_range, new_range) = (show_range(old_range), show_range(new_range));
+        put(format!("@@ -{old_range} +{new_range} @@\n").as_bytes());
         let mut line = |mark: u8, line: &[u8]| {
             put(&[mark]);
             put(line);

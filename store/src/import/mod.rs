@@ -17,6 +17,7 @@ mod walk;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -29,6 +30,8 @@ use crate::layer::LayerRoot;
 use crate::links::{LinkTable, LinkedNode};
 use crate::lower::ROOT_INO;
 use crate::node::{Body, Ino};
+use crate::pins::RootPin;
+use crate::point;
 use crate::store::Store;
 use walk::{Entry, Found, Walk};
 
@@ -93,6 +96,8 @@ pub struct Imported {
     pub report: ImportReport,
     /// The first inode number for new nodes.
     pub(crate) next_ino: Ino,
+    /// Until something refers to it.
+    _pin: Arc<RootPin>,
 }
 
 impl Store {
@@ -107,7 +112,19 @@ impl Store {
         path: &Path,
         progress: &mut dyn FnMut(ImportProgress) -> ControlFlow<()>,
     ) -> Result<Imported> {
+        self.import_numbered(path, FIRST_NEW_INO, progress)
+    }
+
+    /// Imports; numbers that the host's inodes cannot keep are new ones from `first_new_ino` on.
+    pub(crate) fn import_numbered(
+        &self,
+        path: &Path,
+        first_new_ino: Ino,
+        progress: &mut dyn FnMut(ImportProgress) -> ControlFlow<()>,
+    ) -> Result<Imported> {
         let root = self.open_import_root(path)?;
+        // Nothing is collected meanwhile: what has been read is referred to only at the end.
+        let _no_sweep = self.objects().pinned().import();
         let walk = Walk::new(self, path, root);
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
         std::thread::scope(|scope| {
@@ -127,14 +144,17 @@ impl Store {
         // A last report, which nothing can break any more, so that a bar ends full.
         let _ = progress(walk.progress());
         let (found, mut report) = walk.finish()?;
+        point::pass("import.read");
         let batch = self.objects().batch();
-        let (root, next_ino) = build(found, &batch)?;
+        let (root, next_ino) = build(found, first_new_ino, &batch)?;
         report.bytes_stored += batch.added_bytes();
         batch.commit()?;
+        point::pass("import.tree");
         Ok(Imported {
             root,
             report,
             next_ino,
+            _pin: Arc::new(self.objects().pin_root(root)),
         })
     }
 
@@ -178,8 +198,12 @@ impl Store {
 
 /// Turns what the walk found into directory objects, deepest first, and the layer's root object.
 /// Also returns the first inode number for new nodes.
-fn build(found: Found, batch: &crate::objects::ObjectBatch<'_>) -> Result<(Digest, Ino)> {
-    let mut numbers = Numbers::new(&found);
+fn build(
+    found: Found,
+    first_new_ino: Ino,
+    batch: &crate::objects::ObjectBatch<'_>,
+) -> Result<(Digest, Ino)> {
+    let mut numbers = Numbers::new(&found, first_new_ino);
     let mut links: FxHashMap<Ino, LinkedNode> = FxHashMap::default();
     let directory_inos: Vec<Ino> = found
         .directories
@@ -270,7 +294,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn new(found: &Found) -> Self {
+    fn new(found: &Found, first_new_ino: Ino) -> Self {
         let root = &found.directories[0];
         let root = (root.device, root.node.meta.ino);
         let largest = found.largest_ino(root.0, LARGEST_KEPT_INO);
@@ -278,7 +302,7 @@ impl Numbers {
             root,
             given: FxHashSet::default(),
             linked: FxHashMap::default(),
-            next: FIRST_NEW_INO.max(largest + 1),
+            next: first_new_ino.max(largest + 1),
         }
     }
 
@@ -375,7 +399,7 @@ mod tests {
             ],
         };
         let batch = store.objects().batch();
-        let (root, next) = build(found, &batch).unwrap();
+        let (root, next) = build(found, FIRST_NEW_INO, &batch).unwrap();
         batch.commit().unwrap();
         let lower = store.lower(&root).unwrap();
         let number = |name: &str| {

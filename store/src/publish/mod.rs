@@ -21,9 +21,12 @@ mod resolve;
 mod route;
 mod since;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 pub use conflict::{Conflict, ConflictKind, Version};
+pub(crate) use delta::difference;
 pub use delta::{Change, ChangeKind, Delta};
 
 pub use route::{Policy, Route, Rule, SavedRef, Skipped};
@@ -35,6 +38,7 @@ use crate::edit;
 use crate::error::{Error, Result};
 use crate::layer::{LayerId, LayerKind, LayerRecord, Owner};
 use crate::name::RelPath;
+use crate::point;
 use crate::stack::{Stack, StackRecord};
 use crate::upper::Upper;
 use resolve::{Resolution, Resolver};
@@ -155,7 +159,8 @@ impl Stack {
             return Err(Error::NoLease(upper.lease().id));
         }
         on_step(Step::Capture);
-        let batch = self.store().objects().batch();
+        let pins = Arc::new(self.store().objects().pins());
+        let batch = self.store().objects().batch_with(&pins);
         let (delta, sockets) = upper.capture(Some(&batch))?.split_sockets();
         let mut added_bytes = batch.added_bytes();
         if delta.kinds().next().is_none() {
@@ -163,20 +168,25 @@ impl Stack {
             report.skipped = sockets.into_iter().map(Skipped::socket).collect();
             return Ok(report);
         }
+        point::pass("publish.captured");
         // New content is durable before anything refers to it.
         let mut db_batch = self.db().batch();
         batch.finish(&mut db_batch)?;
         self.db().commit(db_batch, Durability::Process)?;
+        point::pass("publish.content");
 
         let mut attempt = 0;
         loop {
             attempt += 1;
             let held = (attempt > OPTIMISTIC_ATTEMPTS).then(|| self.inner().gate.lock());
-            let head_id = held.as_ref().map_or_else(|| self.head(), |gate| gate.head);
             on_step(Step::Resolve);
-            let head_layer = self.layer(head_id)?;
+            let (head_layer, _pin) = match &held {
+                Some(gate) => self.pin_layer(gate.head)?,
+                None => self.pin_head()?,
+            };
+            let head_id = head_layer.id;
             let head = self.store().lower(&head_layer.root)?;
-            let batch = self.store().objects().batch();
+            let batch = self.store().objects().batch_with(&pins);
             let resolver = Resolver {
                 stack: self,
                 base: upper.lower(),
@@ -208,6 +218,7 @@ impl Stack {
             added_bytes += batch.added_bytes();
             let mut db_batch = self.db().batch();
             batch.finish(&mut db_batch)?;
+            point::pass("publish.tree");
             on_step(Step::Commit);
             let mut gate = match held {
                 Some(gate) => gate,
@@ -235,6 +246,7 @@ impl Stack {
             self.db().commit(db_batch, Durability::Power)?;
             *gate = record;
             drop(gate);
+            point::pass("publish.committed");
             report.outcome = Outcome::Published(layer);
             return Ok(report);
         }

@@ -222,6 +222,20 @@ fn frees(records: &[Record]) -> bool {
     records.iter().any(removes) && !records.iter().any(adds)
 }
 
+/// The state that the journal in `dir` makes, read and not opened; `None` if there is none.
+pub(super) fn inspect(dir: &Path) -> Result<Option<State>> {
+    let path = dir.join("journal");
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        bytes => bytes.map_err(|error| Error::io("reading", &path, error))?,
+    };
+    let mut state = State::default();
+    if bytes.len() >= MAGIC.len() {
+        replay(&path, &bytes, &mut state)?;
+    }
+    Ok(Some(state))
+}
+
 fn frame(buffer: &mut Vec<u8>, records: &[Record]) {
     let payload = db::encode(&records);
     buffer.extend_from_slice(&(payload.len() as u32).to_le_bytes());

@@ -46,6 +46,7 @@ use crate::error::{Error, Result};
 use crate::lease::{INO_BLOCK, Lease, LeaseId, LeaseRecord};
 use crate::lower::Lower;
 use crate::node::Ino;
+use crate::objects::Objects;
 use crate::stack::Stack;
 use crate::store::Store;
 use arena::Arena;
@@ -371,4 +372,26 @@ pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
         }
     }
     Ok(bytes)
+}
+
+/// Reads the upper in `dir` without opening it, and tells what is wrong with it, a sentence each. An
+/// upper that was never written to is not there.
+pub(crate) fn inspect(dir: &Path, objects: &Objects) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    let Some(state) = journal::inspect(dir)? else {
+        return Ok(problems);
+    };
+    let mut runs = state.arena_runs();
+    runs.sort_unstable();
+    for pair in runs.windows(2) {
+        if pair[0].0 + pair[0].1 > pair[1].0 {
+            problems.push(format!("byte {} of its arena is used twice", pair[1].0));
+        }
+    }
+    for blob in state.blobs() {
+        if !objects.is_recorded(&blob)? {
+            problems.push(format!("object {blob}, which it refers to, is missing"));
+        }
+    }
+    Ok(problems)
 }

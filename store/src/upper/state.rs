@@ -303,6 +303,20 @@ impl State {
         runs
     }
 
+    /// The blobs that files with content of the session's own lie in, some of them several times.
+    pub(super) fn blobs(&self) -> Vec<crate::digest::Digest> {
+        let mut blobs = Vec::new();
+        for inode in self.inodes.values() {
+            if let InodeBody::File(FileBody::Own { extents, .. }) = &inode.body {
+                blobs.extend(extents.iter().filter_map(|run| match run.place {
+                    Place::Arena(_) => None,
+                    Place::Blob(source) => Some(source.blob),
+                }));
+            }
+        }
+        blobs
+    }
+
     /// Applies one record. Arena space that is no longer used goes to `freed`.
     pub(super) fn apply(&mut self, record: Record, freed: &mut Vec<(u64, u64)>) {
         match record {

@@ -8,12 +8,20 @@
     reason = "the functions that tests share are tests too"
 )]
 
+mod collect;
 mod content;
 mod crash;
+mod export;
 mod fixture;
 mod import;
 mod import_again;
 mod import_disturbed;
 mod meeting;
+mod merge;
 mod programs;
+mod refresh;
+mod routes;
+mod squash;
+mod table;
 mod upper;
+mod verify;
