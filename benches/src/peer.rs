@@ -126,7 +126,7 @@ pub enum Touches {
     Base,
 }
 
-/// Where work is done once; taken away by [`Place::close`].
+/// Where work is done once; taken away by [`Ground::close`].
 #[derive(Debug)]
 pub struct Place {
     /// The directory that it is done in.

@@ -63,9 +63,8 @@ impl Gateway {
             }
         }
         self.remove_unowned_dirs()?;
-        self.docker
-            .remove_unowned(&self.sandboxes.read().keys().cloned().collect::<Vec<_>>())
-            .await;
+        let owned: Vec<SandboxId> = self.sandboxes.read().keys().cloned().collect();
+        self.docker.remove_unowned(&owned).await;
         Ok(())
     }
 

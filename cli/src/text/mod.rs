@@ -5,7 +5,7 @@
 //! version cannot read, go through [`generic`].
 //!
 //! Invariant: whatever came from a sandbox is escaped ([`escape`]), except in [`command`] and
-//! [`file`], where the output of a command and the content of a file are the answer.
+//! [`mod@file`], where the output of a command and the content of a file are the answer.
 
 mod command;
 mod escape;

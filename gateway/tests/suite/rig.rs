@@ -378,16 +378,16 @@ impl Drop for Rig {
         if std::thread::panicking() {
             eprintln!("the gateway's log:\n{}", self.log());
         }
-        if let Some(keeper) = &mut self.keeper {
-            if keeper.try_wait().is_ok_and(|ended| ended.is_none()) {
-                // So that its holders end too, whatever the test left.
-                for sandbox in self.sandboxes_left() {
-                    let request = json!({ "sandbox_id": sandbox, "force": true }).to_string();
-                    if let Ok(token) = fs::read_to_string(self.seen_token()) {
-                        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                            self.post("destroy_sandbox", Some(token.trim()), request.as_bytes())
-                        }));
-                    }
+        if let Some(keeper) = &mut self.keeper
+            && keeper.try_wait().is_ok_and(|ended| ended.is_none())
+        {
+            // So that its holders end too, whatever the test left.
+            for sandbox in self.sandboxes_left() {
+                let request = json!({ "sandbox_id": sandbox, "force": true }).to_string();
+                if let Ok(token) = fs::read_to_string(self.seen_token()) {
+                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        self.post("destroy_sandbox", Some(token.trim()), request.as_bytes())
+                    }));
                 }
             }
         }
