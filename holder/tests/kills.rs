@@ -172,8 +172,8 @@ fn a_fork_bomb_is_ended(rig: Rig) {
         "trap 'echo got-cont' CONT; while :; do sleep 0.05; done",
     );
     rig.spawn(other);
-    // Each of forty loops forks a sleeper that outlives its parent, for ever.
-    let mut spawn = rig.shell("s", "bomb", "ulimit -u 3000; for i in $(seq 40); do (while :; do (sleep 0.3 &) ; (sleep 0.3 &); done) & done; wait");
+    // Each of twelve loops forks a sleeper that outlives its parent, for ever.
+    let mut spawn = rig.shell("s", "bomb", "ulimit -u 3000; for i in $(seq 12); do (while :; do (sleep 0.3 &) ; (sleep 0.3 &); done) & done; wait");
     spawn.timeout_ms = Some(700);
     rig.spawn(spawn);
     let began = Instant::now();

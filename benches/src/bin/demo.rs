@@ -70,6 +70,8 @@ struct Demo {
     calls: Cell<u32>,
     /// Namespaces seen before the first sandbox, and those of sandboxes.
     foreign: BTreeSet<PathBuf>,
+    /// Views that others have mounted, as lines of the mount table.
+    foreign_views: BTreeSet<String>,
     ours: BTreeSet<PathBuf>,
 }
 
@@ -119,6 +121,7 @@ impl Demo {
             gateway,
             calls: Cell::new(0),
             foreign: all_namespaces()?,
+            foreign_views: all_views()?,
             ours: BTreeSet::new(),
         };
         demo.await_gateway()?;
@@ -458,11 +461,9 @@ impl Demo {
             .intersection(&self.ours)
             .filter(|link| !self.foreign.contains(*link))
             .count();
-        let mounts = fs::read_to_string("/proc/self/mounts")?;
-        let mounted = mounts
-            .lines()
-            .filter(|line| line.starts_with("sandstack "))
-            .count();
+        // Views of others may have come and gone meanwhile; what is there now and was not before is
+        // left by this.
+        let mounted = all_views()?.difference(&self.foreign_views).count();
         let left = [
             ("views still mounted", mounted),
             (
@@ -608,6 +609,16 @@ fn namespaces_of(pid: u32) -> impl Iterator<Item = PathBuf> {
     ["mnt", "pid", "user"]
         .into_iter()
         .filter_map(move |kind| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok())
+}
+
+/// Views in the mount table, as its lines.
+fn all_views() -> Result<BTreeSet<String>, Failure> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(mounts
+        .lines()
+        .filter(|line| line.contains(" - fuse sandstack "))
+        .map(str::to_owned)
+        .collect())
 }
 
 /// Every namespace that a process is in.

@@ -207,7 +207,13 @@ fn mount(args: &Mount) -> Result<(), Failure> {
             transport: args.transport,
             ..ViewOptions::default()
         },
-    )?;
+    );
+    let view = view.inspect_err(|_| {
+        // Nobody will serve it.
+        if let Err(error) = unmount(&args.mountpoint) {
+            tracing::error!(%error, mountpoint = %args.mountpoint.display(), "unmounting failed");
+        }
+    })?;
     if let Some(descriptor) = args.ready {
         // SAFETY: the parent process opened this descriptor for this process alone.
         let mut ready = unsafe { File::from_raw_fd(descriptor) };

@@ -208,6 +208,7 @@ fn auto_goes_on_where_io_uring_is_forbidden() {
         Some(obstacle) => assert!(said.contains(&obstacle), "{said}"),
     }
     let point = dir.path().join("view");
+    assert!(!is_fuse(&point), "a mount that nobody serves is left");
     let mut daemon = start(forbidden("auto"), &point);
     fs::write(point.join("file"), "x").unwrap();
     assert_eq!(fs::read_to_string(point.join("file")).unwrap(), "x");
