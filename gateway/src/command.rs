@@ -508,7 +508,9 @@ impl Gateway {
             running.remove(&command.id);
             running.is_empty()
         });
-        let row = command.update(ended);
+        // All of it is on record before anybody learns of the end.
+        let mut row = command.row.lock().clone();
+        ended(&mut row);
         if let Err(error) = self.command_rows.put(row.id.as_ref(), &row) {
             tracing::error!(command = %row.id, %error, "the end of a command could not be recorded");
         }
@@ -520,6 +522,7 @@ impl Gateway {
         });
         self.events
             .record("command.exited", self.command_subject(command), details);
+        command.update(|known| *known = row);
         let Some(sandbox) = sandbox else { return };
         let (gateway, ended, of_session) = (Arc::clone(self), Arc::clone(command), session.clone());
         self.runtime.spawn_blocking(move || {
