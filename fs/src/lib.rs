@@ -21,6 +21,7 @@
 mod adapter;
 mod error;
 mod files;
+mod flush;
 mod mount;
 mod notify;
 mod placement;
@@ -34,6 +35,7 @@ mod view;
 
 pub use error::{Error, Result};
 pub use files::{DirectoryItem, FileInfo, Files, Written};
+pub use flush::{Flushed, flush};
 pub use mount::{
     MountOptions, Mounted, another, detached, is_mounted_at, mount_at, unmount, unmount_with_users,
     with_fusermount,
