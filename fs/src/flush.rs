@@ -5,18 +5,14 @@
 //! `fusectl`; once there are none, everything has been taken.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-/// Where `fusectl` usually is.
-const USUAL_PLACE: &str = "/sys/fs/fuse/connections";
-/// What `statfs(2)` calls it (`FUSE_CTL_SUPER_MAGIC` of `fs/fuse/control.c`).
-const MAGIC: u64 = 0x6573_5543;
+use crate::abort::{control_file, number_of};
+
 /// How long to wait before the count is looked at again, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
@@ -26,8 +22,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 pub enum Flushed {
     /// All of it has.
     Arrived,
-    /// It is on its way; whether it has arrived cannot be seen here, where neither `fusectl` is
-    /// mounted nor this process may mount it.
+    /// It is on its way; whether it has arrived cannot be seen here: `fusectl` is not mounted, and
+    /// this process may not mount it.
     Sent,
 }
 
@@ -36,76 +32,41 @@ pub enum Flushed {
 /// the view.
 ///
 /// # Errors
-/// `TimedOut`: the view was asked for something all the time. Otherwise the mount is not served, or
-/// an error of the disk.
+/// `TimedOut`: the view was asked for something all the time. Otherwise nobody serves it, or an
+/// error of the disk.
 pub fn flush(mount: BorrowedFd<'_>, patience: Duration) -> io::Result<Flushed> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(mount, ".", flags, Mode::empty())?;
+    let root = rustix::fs::openat(mount, c".", flags, Mode::empty())?;
     rustix::fs::syncfs(&root)?;
-    // The kernel names a connection by the minor number of its filesystem.
-    let connection = rustix::fs::minor(rustix::fs::fstat(&root)?.st_dev);
     // Closing it is a request, too.
     drop(root);
-    let Some(control) = control() else {
-        return Ok(Flushed::Sent);
-    };
-    let path = format!("{connection}/waiting");
+    let filesystem = number_of(mount)?;
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
-        match waiting(control, &path)? {
-            None => return Ok(Flushed::Sent),
-            Some(0) => return Ok(Flushed::Arrived),
-            Some(_) if begun.elapsed() > patience => return Err(io::ErrorKind::TimedOut.into()),
-            Some(_) => thread::park_timeout(pause),
+        // Opened each time: it can be read once.
+        let waiting = match control_file(filesystem, "waiting", OFlags::RDONLY) {
+            Ok(file) => count(&file)?,
+            Err(error) => {
+                tracing::debug!(%error, "what was stored in mappings is sent, and not waited for");
+                return Ok(Flushed::Sent);
+            }
+        };
+        if waiting == 0 {
+            return Ok(Flushed::Arrived);
         }
+        if begun.elapsed() > patience {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        thread::park_timeout(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// How many requests of a connection are under way; `None` if this process may not know.
-fn waiting(control: BorrowedFd<'_>, path: &str) -> io::Result<Option<u64>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = match rustix::fs::openat(control, path, flags, Mode::empty()) {
-        Ok(file) => file,
-        Err(rustix::io::Errno::NOENT | rustix::io::Errno::ACCESS) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
+/// How many requests are under way.
+fn count(waiting: &OwnedFd) -> io::Result<u64> {
     let mut text = [0; 32];
-    let length = rustix::io::read(&file, &mut text)?;
+    let length = rustix::io::read(waiting, &mut text)?;
     let text = std::str::from_utf8(&text[..length]).unwrap_or_default();
-    text.trim().parse().map(Some).map_err(io::Error::other)
-}
-
-/// The directory of `fusectl`; `None` if it is not to be had.
-fn control() -> Option<BorrowedFd<'static>> {
-    static CONTROL: OnceLock<Option<OwnedFd>> = OnceLock::new();
-    let found = CONTROL.get_or_init(|| match mounted().or_else(detached) {
-        Some(control) => Some(control),
-        None => {
-            tracing::warn!(
-                "{USUAL_PLACE} is not mounted, so a publish may miss what a running program has just stored in a \
-                 shared mapping; mount it with `mount -t fusectl fusectl {USUAL_PLACE}`"
-            );
-            None
-        }
-    });
-    found.as_ref().map(AsFd::as_fd)
-}
-
-fn mounted() -> Option<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(USUAL_PLACE, flags, Mode::empty()).ok()?;
-    let is_it = rustix::fs::fstatfs(&directory).is_ok_and(|found| found.f_type as u64 == MAGIC);
-    is_it.then_some(directory)
-}
-
-/// A mount that is nowhere, for who may mount.
-fn detached() -> Option<OwnedFd> {
-    let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
-    rustix::mount::fsconfig_create(&context).ok()?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    let mount = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).ok()?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(&mount, ".", flags, Mode::empty()).ok()
+    text.trim().parse().map_err(io::Error::other)
 }
