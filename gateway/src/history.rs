@@ -32,7 +32,7 @@ impl Gateway {
         self.flush_view(&session).await?;
         let asked = Arc::clone(&session);
         self.blocking(move || {
-            let base = asked.lease.record().base;
+            let base = asked.base();
             let stack = asked.sandbox.stack()?;
             let (against, from) = match (request.against, &mark) {
                 (DiffAgainst::Base, _) => (None, base),
@@ -40,7 +40,7 @@ impl Gateway {
                 (DiffAgainst::Head, None) => (Some(stack.head()), stack.head()),
             };
             let found = asked
-                .upper
+                .upper()
                 .difference(against, &window)
                 .map_err(|error| gone_layer(error, stack))?;
             let next = next_mark(&found, from, from);
