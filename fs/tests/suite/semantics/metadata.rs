@@ -11,8 +11,8 @@ use rustix::fs::{FileType, OFlags};
 
 use super::{everything, nothing};
 use crate::fixture::syscalls::{
-    self, as_user, chmod, chown, copy_range, errno, fallocate, make_node, mode, open, set_xattr,
-    xattr, xattr_names,
+    self, as_member, as_user, chmod, chown, copy_range, errno, fallocate, make_node, mode, open,
+    set_xattr, xattr, xattr_names,
 };
 use crate::fixture::{Disk, Watchdog, in_every_mode, lacks, lacks_root};
 
@@ -78,7 +78,7 @@ fn mode_bits_are_kept() {
     });
 }
 
-/// > Writing, truncating, `fallocate`, copying into and changing the owner of a file take set-id bits away, as in Linux, and `security.capability` with them.
+/// > Writing, truncating, `fallocate`, copying into and changing the owner of a file take set-id bits away, as in Linux, and `security.capability` with them; set-group-id without execution for the group only if the caller is not in it.
 #[test]
 fn changes_take_set_id_bits_away() {
     if lacks_root() {
@@ -89,7 +89,7 @@ fn changes_take_set_id_bits_away() {
         fs::write(disk.path("source"), vec![1; 8192]).unwrap();
         chmod(&disk.path("source"), 0o644);
         type Change<'c> = (&'static str, &'c (dyn Fn(&Path) + Sync));
-        let changes: [Change<'_>; 7] = [
+        let changes: [Change<'_>; 8] = [
             ("write", &|path| {
                 let file = open(path, OFlags::WRONLY).unwrap();
                 file.write_all_at(b"x", 0).unwrap();
@@ -116,6 +116,9 @@ fn changes_take_set_id_bits_away() {
                 // To what it is already: allowed, and a change nevertheless.
                 std::os::unix::fs::chown(path, None, Some(USER)).unwrap();
             }),
+            ("change of no owner", &|path| {
+                std::os::unix::fs::chown(path, None, None).unwrap();
+            }),
         ];
         for (what, change) in changes {
             // The bits before, and those that stay; set-gid without group execution is no set-id.
@@ -138,8 +141,21 @@ fn changes_take_set_id_bits_away() {
                 assert_eq!(capability, Err(libc::ENODATA), "{what} of {before:o}");
                 assert_eq!(xattr(&path, "user.kept").as_deref(), Ok(b"kept".as_slice()));
             }
+            // Nobody's group, and one that the caller is in without its being the file's first.
+            for (groups, after) in [(&[][..], 0o666), (&[OTHER_GROUP], 0o2666)] {
+                if what == "change of owner" {
+                    continue;
+                }
+                let _ = fs::remove_file(&path);
+                fs::write(&path, vec![2; 4096]).unwrap();
+                chown(&path, USER, OTHER_GROUP);
+                chmod(&path, 0o6666);
+                as_member(USER, USER, groups, || change(&path));
+                assert_eq!(mode(&path), after, "{what} by a member of {groups:?}");
+            }
         }
         // Root keeps the bits when it writes, not when it gives the file away.
+        chown(&path, USER, USER);
         chmod(&path, 0o6777);
         let file = open(&path, OFlags::WRONLY).unwrap();
         file.write_all_at(b"x", 0).unwrap();
