@@ -18,14 +18,16 @@ const PART: u64 = 20_000;
 /// One part takes seconds.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Every kind of operation that it has. Sizes are aligned or not, since both go ways of their own.
-fn configuration(keeps_size: bool, align: usize) -> String {
+/// Every kind of operation that it has, but for those that it does not take for a file that keeps its
+/// size. No operation is on more than `most` bytes.
+fn configuration(keeps_size: bool, most: usize) -> String {
     format!(
         "flen = {LARGEST}\nblockmode = {keeps_size}\n\
-        [opsize]\nmin = 0\nmax = 65536\nalign = {align}\n\
-        [weights]\nclose_open = 1\ninvalidate = 1\nmapread = 10\nmapwrite = 10\nread = 10\nwrite = 10\n\
+        [opsize]\nmin = 0\nmax = {most}\nalign = 1\n\
+        [weights]\nclose_open = {opens}\ninvalidate = 1\nmapread = 10\nmapwrite = 10\nread = 10\nwrite = 10\n\
         truncate = {changes_size}\nfsync = 0.1\nfdatasync = 0.1\nposix_fallocate = {changes_size}\n\
         punch_hole = 2\nsendfile = 2\nposix_fadvise = 2\ncopy_file_range = 5\n",
+        opens = u8::from(!keeps_size),
         changes_size = if keeps_size { 0 } else { 5 },
     )
 }
@@ -66,12 +68,8 @@ impl Fsx {
                 let mut done = 0;
                 while done < of_each && outcome == Outcome::Passed {
                     let operations = PART.min(of_each - done);
-                    let align = if (done / PART).is_multiple_of(2) {
-                        1
-                    } else {
-                        4096
-                    };
-                    let text = configuration(kind == "block", align);
+                    let most = [65_536, 6000][(done / PART % 2) as usize];
+                    let text = configuration(kind == "block", most);
                     fs::write(place.join("fsx.toml"), text)?;
                     outcome = self.part(&mut view, place, &name, seed + done, operations)?;
                     done += operations;
@@ -136,7 +134,7 @@ mod tests {
     #[test]
     fn configurations_are_toml() {
         for keeps_size in [false, true] {
-            let table: toml::Table = configuration(keeps_size, 4096).parse().unwrap();
+            let table: toml::Table = configuration(keeps_size, 6000).parse().unwrap();
             assert_eq!(table["blockmode"].as_bool(), Some(keeps_size));
             assert_eq!(table["weights"].as_table().unwrap().len(), 14);
         }

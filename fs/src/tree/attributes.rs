@@ -89,7 +89,7 @@ impl Tree {
         let now = Timestamp::now();
         if let Some(mode) = set.mode {
             attrs.mode = mode & 0o7777;
-        } else if chowns && old.kind == Kind::File {
+        } else if chowns && old.kind != Kind::Directory {
             attrs.mode = without_setid(&attrs, caller);
         }
         attrs.uid = set.uid.unwrap_or(attrs.uid);

@@ -8,5 +8,6 @@
 )]
 
 mod fixture;
+mod oracle;
 mod posix;
 mod semantics;

@@ -165,6 +165,33 @@ fn changes_take_set_id_bits_away() {
     });
 }
 
+/// > Whatever is no directory loses set-id bits when its owner is changed.
+#[test]
+fn changes_of_owner_take_set_id_bits_away() {
+    if lacks_root() {
+        return;
+    }
+    in_every_mode(
+        "changes_of_owner_take_set_id_bits_away",
+        everything,
+        |disk| {
+            make_node(&disk.path("null"), FileType::CharacterDevice, (1, 3)).unwrap();
+            make_node(&disk.path("socket"), FileType::Socket, (0, 0)).unwrap();
+            let names = ["file", "fifo", "null", "socket", "dir", "dir/below"];
+            for name in names {
+                let path = disk.path(name);
+                let is_dir = path.is_dir();
+                for (uid, gid) in [(Some(USER), None), (None, Some(USER)), (None, None)] {
+                    chmod(&path, 0o6755);
+                    std::os::unix::fs::lchown(&path, uid, gid).unwrap();
+                    let after = if is_dir { 0o6755 } else { 0o755 };
+                    assert_eq!(mode(&path), after, "{name} to {uid:?} {gid:?}");
+                }
+            }
+        },
+    );
+}
+
 /// > A directory with the set-group-id bit hands its group down, and the bit to directories.
 #[test]
 fn groups_are_handed_down() {
@@ -262,6 +289,8 @@ fn extended_attributes_are_kept() {
             assert_eq!(set_xattr(&path, "system.other", b"x"), unknown);
             assert_eq!(xattr(&path, "system.other").map(|_| ()), unknown);
             assert_eq!(xattr(&path, "user.none"), Err(libc::ENODATA));
+            assert_eq!(set_xattr(&path, "trusted.", b"x"), Err(libc::EINVAL));
+            assert_eq!(xattr(&path, "user."), Err(libc::EINVAL));
         }
         // As on a disk, `user.` is for files and directories alone.
         assert_eq!(
