@@ -18,6 +18,7 @@
 //! - One place turns an error into an errno ([`Error::errno`]), and a panic in a handler is `EIO`
 //!   for that request alone.
 
+mod abort;
 mod adapter;
 mod error;
 mod files;
@@ -32,6 +33,7 @@ mod tree;
 mod uring;
 mod view;
 
+pub use abort::{FilesystemNumber, abort, flush, number_of};
 pub use error::{Error, Result};
 pub use files::{DirectoryItem, FileInfo, Files, Written};
 pub use mount::{

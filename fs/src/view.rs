@@ -198,7 +198,17 @@ fn serve_with_fuser(
     let session = Session::from_fd(adapter, connection, SessionACL::All, config)?;
     std::thread::Builder::new()
         .name("fs-view".to_owned())
-        .spawn(move || session.run())
+        .spawn(move || end_of_connection(session.run()))
+}
+
+/// Whether a connection ended as it should, with the last mount. A thread that has a request in hand
+/// at that moment is told `ECONNABORTED` (`fuse_dev_do_read` of Linux), all others `ENODEV`, which
+/// fuser knows.
+fn end_of_connection(served: io::Result<()>) -> io::Result<()> {
+    match served {
+        Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
+        served => served,
+    }
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -276,5 +286,18 @@ impl SlowPool {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unmount_under_a_request_is_no_failure() {
+        let of = |code| end_of_connection(Err(io::Error::from_raw_os_error(code)));
+        assert!(of(libc::ECONNABORTED).is_ok());
+        assert_eq!(of(libc::EIO).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert!(end_of_connection(Ok(())).is_ok());
     }
 }

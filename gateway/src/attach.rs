@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use sandstack_api::runtime::{AttachWorkspaceSession, Attachments, DetachWorkspaceSession};
 use sandstack_api::{Blob, ErrorCode};
-use sandstack_fs::{MountOptions, another, is_mounted_at, mount_at, unmount, unmount_with_users};
+use sandstack_fs::{another, is_mounted_at, mount_at, unmount, unmount_with_users};
+use sandstack_holder::VIEW_SOURCE;
 use serde_json::json;
 
 use crate::event::Subject;
@@ -267,8 +268,7 @@ fn resolved(path: &Path) -> Option<PathBuf> {
 }
 
 fn is_ours(path: &Path) -> Result<bool> {
-    is_mounted_at(path, &MountOptions::default().source)
-        .map_err(io_failure("reading the mount table"))
+    is_mounted_at(path, VIEW_SOURCE).map_err(io_failure("reading the mount table"))
 }
 
 fn paths(session: &Session) -> Vec<PathBuf> {

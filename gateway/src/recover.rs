@@ -103,6 +103,7 @@ impl Gateway {
         sandbox: &Arc<Sandbox>,
         rows: Vec<SessionRow>,
     ) -> Result<()> {
+        let _lifecycle = sandbox.lifecycle.lock().await;
         self.take_up_sessions(sandbox, rows).await;
         self.restore(sandbox).await
     }
@@ -274,8 +275,9 @@ impl Gateway {
     /// Brings a sandbox back whose holder went while it was in use.
     async fn holder_gone(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         let _lifecycle = sandbox.lifecycle.lock().await;
-        // Taken away by whoever ends the sandbox: then its end is no surprise.
-        let Some(holder) = sandbox.holder.lock().take() else {
+        // Taken away by whoever ends the sandbox: then its end is no surprise. Or there is a new one
+        // already: each connection that was tried and failed tells of its end too.
+        let Some(holder) = sandbox.holder.lock().take_if(|holder| holder.has_ended()) else {
             return;
         };
         let dropped = self

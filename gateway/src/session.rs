@@ -14,11 +14,14 @@ use sandstack_api::runtime::{
     SessionRecord, SessionState,
 };
 use sandstack_api::{ErrorCode, SessionId};
-use sandstack_fs::{MountOptions, Owner, Recorder, Tree, View, ViewOptions, another, detached};
-use sandstack_holder::Bytes;
+use sandstack_fs::{
+    MountOptions, Owner, Recorder, Tree, View, ViewOptions, abort, another, detached, flush,
+    number_of,
+};
 use sandstack_holder::protocol::{
     CreateSession, FuseOptions, Network, Request, View as HolderView,
 };
+use sandstack_holder::{Bytes, VIEW_SOURCE};
 use sandstack_store::{Lease, LeaseId, Upper};
 use serde_json::json;
 
@@ -35,7 +38,9 @@ use crate::span::OpenSpan;
 
 /// Changed paths that an inspection lists.
 const MAX_CHANGES: usize = 1000;
-/// How long a view may take to end after its namespaces have.
+/// How long a view may take to end after its namespaces have. Then it is aborted.
+const VIEW_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it may take to end when it was aborted.
 const VIEW_DEADLINE: Duration = Duration::from_secs(20);
 /// Longest life of an idle session, in seconds: a year.
 const MAX_TTL_S: u64 = 31_536_000;
@@ -241,7 +246,7 @@ impl Gateway {
             let view = match &mount {
                 Some(_) => HolderView::Descriptor,
                 None => HolderView::MountFuse(FuseOptions {
-                    fs_name: Bytes(b"sandstack".to_vec()),
+                    fs_name: Bytes(VIEW_SOURCE.into()),
                     max_read: None,
                     allow_other: false,
                 }),
@@ -275,27 +280,53 @@ impl Gateway {
     pub(crate) async fn drop_view(self: &Arc<Self>, session: &Arc<Session>) -> Result<()> {
         let holder = session.sandbox.holder.lock().clone();
         let (gateway, ended) = (Arc::clone(self), Arc::clone(session));
-        self.blocking(move || {
-            if let Some(holder) = holder {
-                match holder.destroy_session(ended.id.as_ref()) {
-                    Ok(()) => gateway.release_survived(&ended.id, &holder),
-                    // Gone with its holder: its namespaces are too.
-                    Err(sandstack_holder::Error::Disconnected) => {}
-                    Err(error) => return Err(error.into()),
+        let number = self
+            .blocking(move || {
+                if let Some(holder) = holder {
+                    match holder.destroy_session(ended.id.as_ref()) {
+                        Ok(()) => gateway.release_survived(&ended.id, &holder),
+                        // Gone with its holder: its namespaces are too.
+                        Err(sandstack_holder::Error::Disconnected) => {}
+                        Err(error) => return Err(error.into()),
+                    }
                 }
-            }
-            gateway.end_attachments(&ended)?;
-            // The last reference to the mount, or the view would live on.
-            drop(ended.mount.lock().take());
-            Ok(())
-        })
-        .await?;
+                gateway.end_attachments(&ended)?;
+                // The last reference to the mount, or the view would live on.
+                let Some(mount) = ended.mount.lock().take() else {
+                    return Ok(None);
+                };
+                if let Err(error) = flush(mount.as_fd()) {
+                    tracing::warn!(session = %ended.id, %error, "a view could not be flushed");
+                }
+                let number = number_of(mount.as_fd());
+                number
+                    .map(Some)
+                    .map_err(io_failure("examining a view's mount"))
+            })
+            .await?;
         let Some(view) = session.view.lock().take() else {
             return Ok(());
         };
         let joined = Arc::clone(&view);
-        let join = self.blocking(move || joined.join().map_err(io_failure("ending a view")));
-        match tokio::time::timeout(VIEW_DEADLINE, join).await {
+        let mut join = std::pin::pin!(
+            self.blocking(move || joined.join().map_err(io_failure("ending a view")))
+        );
+        let mut ended = tokio::time::timeout(VIEW_PATIENCE, &mut join).await;
+        // Somebody's mount namespace has a copy of it.
+        if ended.is_err()
+            && let Some(number) = number
+        {
+            match self.blocking(move || Ok(abort(number))).await? {
+                Ok(()) => {
+                    tracing::info!(session = %session.id, "a view was aborted: it was still mounted somewhere")
+                }
+                Err(error) => {
+                    tracing::warn!(session = %session.id, %error, "a view could not be aborted")
+                }
+            }
+            ended = tokio::time::timeout(VIEW_DEADLINE, &mut join).await;
+        }
+        match ended {
             Ok(result) => {
                 session.namespaces.all_ended();
                 result
@@ -624,7 +655,11 @@ pub(crate) fn mount_view(session: &Session, slow: &Arc<sandstack_fs::SlowPool>) 
     if !may_mount() {
         return Ok(());
     }
-    let mounted = detached(&MountOptions::default()).map_err(|error| {
+    let options = MountOptions {
+        source: VIEW_SOURCE.to_owned(),
+        ..MountOptions::default()
+    };
+    let mounted = detached(&options).map_err(|error| {
         Failure::new(
             ErrorCode::Unsupported,
             format!("a view cannot be mounted: {error}"),

@@ -158,6 +158,11 @@ impl Client {
         Ok(client)
     }
 
+    /// Whether the connection has ended, so that every request fails.
+    pub fn has_ended(&self) -> bool {
+        self.shared.waiting().ended
+    }
+
     /// What the holder said to hello: its sessions and commands at that time.
     pub fn hello(&self) -> &HelloReply {
         &self.hello

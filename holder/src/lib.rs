@@ -44,4 +44,5 @@ pub mod transcript;
 pub use bytes::Bytes;
 pub use client::{Client, ViewDescriptors};
 pub use error::Error;
+pub use mounts::VIEW_SOURCE;
 pub use server::{ServeOptions, serve};

@@ -10,6 +10,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+/// The source that the mounts of sessions' views have in mount tables. By it they are found where they
+/// are attached to the host, and kept out of other sessions.
+pub const VIEW_SOURCE: &str = "sandstack-session";
+
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
@@ -17,6 +21,8 @@ pub(crate) struct Mount {
     pub(crate) id: u64,
     /// Where it is.
     pub(crate) point: PathBuf,
+    /// Whether it is a session's view ([`VIEW_SOURCE`]).
+    pub(crate) is_view: bool,
 }
 
 /// The mounts of this process's mount namespace, in the order they were made.
@@ -27,14 +33,17 @@ pub(crate) fn table() -> io::Result<Vec<Mount>> {
         .collect())
 }
 
-/// Parses `ID PARENT MAJOR:MINOR ROOT POINT …`.
+/// Parses `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS … - TYPE SOURCE …`.
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     let point = unescape(fields.nth(3)?);
+    let mut kind = fields.skip_while(|field| *field != b"-").skip(1);
+    let is_view = kind.next() == Some(b"fuse") && kind.next() == Some(VIEW_SOURCE.as_bytes());
     Some(Mount {
         id,
         point: OsString::from_vec(point).into(),
+        is_view,
     })
 }
 
@@ -96,6 +105,18 @@ mod tests {
             mount.point.into_os_string().into_vec(),
             b"/mnt/with space\\and\xff"
         );
+        assert!(!mount.is_view);
+    }
+
+    #[test]
+    fn a_view_is_known_by_its_type_and_source() {
+        let is_view = |tail: &str| {
+            let line = format!("36 35 0:98 / /place rw,nosuid shared:1 - {tail} rw,user_id=0");
+            parse(line.as_bytes()).unwrap().is_view
+        };
+        assert!(is_view("fuse sandstack-session"));
+        assert!(!is_view("fuse sandstack"));
+        assert!(!is_view("tmpfs sandstack-session"));
     }
 
     #[test]
@@ -103,6 +124,7 @@ mod tests {
         let mount = |id, point: &str| Mount {
             id,
             point: point.into(),
+            is_view: false,
         };
         let table = [
             mount(1, "/"),

@@ -9,10 +9,12 @@
 
 mod rig;
 
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Output};
 
 use rig::{Rig, Watchdog, Who, until};
+use sandstack_holder::Client;
 use sandstack_holder::protocol::Request;
 
 both!(a_shutdown_ends_sessions_and_removes_the_socket,);
@@ -48,6 +50,60 @@ fn bad_arguments_end_with_2_and_a_sentence() {
         text.starts_with(concat!("sandbox-holder ", env!("CARGO_PKG_VERSION"))),
         "{text}"
     );
+}
+
+/// A killed holder's socket takes connections for a moment, or as long as some process has it.
+#[test]
+fn the_socket_of_one_who_is_gone_is_replaced() {
+    const OF_ONE_WHO_IS_GONE: &str = "
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+if os.fork():
+    os._exit(0)
+print('listens', flush=True)
+sys.stdin.read()
+";
+    let name = "the_socket_of_one_who_is_gone_is_replaced";
+    let _watchdog = Watchdog::new(name, std::time::Duration::from_secs(60));
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("holder.sock");
+    let mut python = Command::new("python3")
+        .args(["-c", OF_ONE_WHO_IS_GONE])
+        .arg(&socket)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdin = python.stdin.take();
+    let mut said = BufReader::new(python.stdout.take().unwrap());
+    assert!(python.wait().unwrap().success());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "listens\n");
+    std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let inode = || socket.metadata().map_or(0, |metadata| metadata.ino());
+    let old = inode();
+    let mut holder = Command::new(env!("CARGO_BIN_EXE_sandbox-holder"))
+        .arg("serve")
+        .arg("--socket")
+        .arg(&socket)
+        .arg("--run-dir")
+        .arg(dir.path().join("run"))
+        .args(["--sandbox-id", "sb-1"])
+        .spawn()
+        .unwrap();
+    until("a socket of the holder", || {
+        assert_eq!(holder.try_wait().unwrap(), None);
+        ![0, old].contains(&inode())
+    });
+    until("a holder that answers", || {
+        Client::connect(&socket, |_| {}).is_ok()
+    });
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    drop(stdin);
 }
 
 #[test]

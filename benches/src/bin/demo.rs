@@ -616,7 +616,7 @@ fn all_views() -> Result<BTreeSet<String>, Failure> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     Ok(mounts
         .lines()
-        .filter(|line| line.contains(" - fuse sandstack "))
+        .filter(|line| line.contains(" - fuse sandstack"))
         .map(str::to_owned)
         .collect())
 }

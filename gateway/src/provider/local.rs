@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
+use rustix::process::Signal;
 use sandstack_api::{ErrorCode, SessionId};
 use sandstack_holder::Bytes;
 use sandstack_holder::protocol::{Bind, RootSpec};
@@ -24,8 +25,10 @@ use crate::failure::{Failure, Result, io_failure};
 
 /// How long a holder may take to make its socket.
 const START_DEADLINE: Duration = Duration::from_secs(20);
-/// How long it may take to end.
+/// How long it may take to end, first when it is asked and then when it is killed.
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// Bytes of a program's name that the kernel keeps (`TASK_COMM_LEN` of Linux, without the last).
+const NAME_BYTES: usize = 15;
 
 pub(crate) struct Local {
     program: PathBuf,
@@ -90,6 +93,18 @@ impl Local {
         });
         Ok(pid)
     }
+
+    /// Waits for the end of a holder, up to [`STOP_DEADLINE`]: whether it came.
+    async fn ended(&self, pid: u32) -> bool {
+        let begun = Instant::now();
+        while is_alive(pid, &self.program) {
+            if begun.elapsed() > STOP_DEADLINE {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        true
+    }
 }
 
 impl Provider for Local {
@@ -128,15 +143,18 @@ impl Provider for Local {
     fn stop<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             if let Some(pid) = spec.started.holder_pid {
-                signal(pid, &self.program, libc::SIGTERM);
-                let begun = Instant::now();
-                while is_alive(pid, &self.program) {
-                    if begun.elapsed() > STOP_DEADLINE {
-                        // Its sessions end with it, by their control sockets.
-                        signal(pid, &self.program, libc::SIGKILL);
-                        break;
+                signal(pid, &self.program, Signal::TERM);
+                if !self.ended(pid).await {
+                    // Its sessions end with it, by their control sockets.
+                    signal(pid, &self.program, Signal::KILL);
+                    if !self.ended(pid).await {
+                        return Err(Failure::new(
+                            ErrorCode::Unavailable,
+                            format!(
+                                "the sandbox's holder (pid {pid}) does not end, though it was killed"
+                            ),
+                        ));
                     }
-                    tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             }
             cgroup::remove(&spec.id)?;
@@ -215,36 +233,46 @@ fn homes_of_others(own: Option<&Path>) -> Vec<PathBuf> {
     homes
 }
 
-/// Whether process `pid` is there and runs `program`: pids are used again.
+/// Whether process `pid` is there and runs `program`: pids are used again. One that is killed is there
+/// until it has let go of everything, its socket among it; it has no program any more before that, but
+/// its name.
 fn is_alive(pid: u32, program: &Path) -> bool {
     let dir = Path::new("/proc").join(pid.to_string());
-    let Ok(exe) = fs::read_link(dir.join("exe")) else {
+    let Ok(stat) = fs::read(dir.join("stat")) else {
         return false;
     };
-    // A program that was replaced by an upgrade shows so.
-    let name = exe.as_os_str().as_bytes();
-    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
-    let ended = fs::read(dir.join("stat")).is_ok_and(|stat| {
-        let state = stat
-            .iter()
-            .rposition(|byte| *byte == b')')
-            .and_then(|at| stat.get(at + 2));
-        state == Some(&b'Z')
-    });
-    !ended && Path::new(OsStr::from_bytes(name)).file_name() == program.file_name()
+    // `PID (NAME) STATE …`, and a name may have any byte.
+    let bounds = stat
+        .iter()
+        .position(|byte| *byte == b'(')
+        .zip(stat.iter().rposition(|byte| *byte == b')'));
+    let Some((open, close)) = bounds else {
+        return false;
+    };
+    if matches!(stat.get(close + 2), Some(b'Z' | b'X') | None) {
+        return false;
+    }
+    let program = program.file_name().unwrap_or_default();
+    match fs::read_link(dir.join("exe")) {
+        Ok(exe) => {
+            // A program that was replaced by an upgrade shows so.
+            let name = exe.as_os_str().as_bytes();
+            let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+            Path::new(OsStr::from_bytes(name)).file_name() == Some(program)
+        }
+        Err(_) => {
+            let program = program.as_bytes();
+            stat[open + 1..close] == program[..program.len().min(NAME_BYTES)]
+        }
+    }
 }
 
-fn signal(pid: u32, program: &Path, signal: i32) {
+fn signal(pid: u32, program: &Path, signal: Signal) {
     if !is_alive(pid, program) {
         return;
     }
     let Some(pid) = rustix::process::Pid::from_raw(pid as i32) else {
         return;
-    };
-    let signal = if signal == libc::SIGKILL {
-        rustix::process::Signal::KILL
-    } else {
-        rustix::process::Signal::TERM
     };
     if let Err(error) = rustix::process::kill_process(pid, signal) {
         tracing::debug!(?pid, %error, "a holder could not be signalled");

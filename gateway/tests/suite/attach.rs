@@ -1,7 +1,9 @@
 //! Views at directories of the host.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -84,6 +86,55 @@ fn a_view_on_the_host_is_the_commands_view() {
     drop(inside);
     rig.call("destroy_sandbox", json!({ "sandbox_id": sandbox }))
         .ok();
+    rig.assert_no_debris();
+}
+
+/// A view that is attached when another session begins is no part of that one, and ends when it should.
+#[test]
+fn sessions_have_nothing_of_an_attached_view() {
+    if !needs_root("attaching a view") {
+        return;
+    }
+    let rig = Rig::start();
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    let place = rig.project("place", &[]);
+    attach(&rig, &session, &place).ok();
+    fs::write(place.join("a"), "two\n").unwrap();
+    let other = rig.session(&sandbox);
+    let views = rig.sh(
+        &sandbox,
+        &other,
+        "grep -c ' fuse sandstack-session ' /proc/self/mountinfo",
+    );
+    assert_eq!(views, "1\n");
+    // One whom nobody can keep from copying it.
+    let mut copier = Command::new("unshare")
+        .args(["--mount", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut stdin, stdout) = (copier.stdin.take().unwrap(), copier.stdout.take().unwrap());
+    stdin.write_all(b"there\n").unwrap();
+    let mut said = String::new();
+    BufReader::new(stdout).read_line(&mut said).unwrap();
+    assert_eq!(said, "there\n");
+
+    let request = json!({ "workspace_session_id": session });
+    let published = rig.call("publish_workspace_session", request.clone()).ok();
+    assert_eq!(published["outcome"], "published", "{published}");
+    rig.call("inspect_workspace_session", request)
+        .refused("not_found");
+    assert_eq!(mounts_at(&place), 0);
+    drop(stdin);
+    copier.wait().unwrap();
+    rig.call(
+        "destroy_sandbox",
+        json!({ "sandbox_id": sandbox, "force": true }),
+    )
+    .ok();
     rig.assert_no_debris();
 }
 

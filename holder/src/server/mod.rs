@@ -288,15 +288,26 @@ fn make_run_dir(path: &Path) -> Result<PathBuf, Error> {
     fs::canonicalize(path).map_err(Error::path("find", path))
 }
 
+/// Whether the process that made a socket has ended or is about to. Its socket takes connections while
+/// it lets go of what it had, or while a process has it that was just forked. A pid of 0 is one of
+/// another pid namespace, of which nothing is known.
+fn is_gone(pid: i32) -> bool {
+    let program = fs::read_link(format!("/proc/{pid}/exe"));
+    pid > 0 && program.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Binds the socket, in the place of one that nobody listens on.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
     match UnixStream::connect(path) {
         Ok(other) => {
             let pid = getsockopt(&other, sockopt::PeerCredentials).map_or(0, |peer| peer.pid());
-            return Err(Error::AlreadyServing {
-                socket: path.to_owned(),
-                pid,
-            });
+            if !is_gone(pid) {
+                return Err(Error::AlreadyServing {
+                    socket: path.to_owned(),
+                    pid,
+                });
+            }
+            fs::remove_file(path).map_err(Error::path("remove", path))?;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {

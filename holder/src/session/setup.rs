@@ -245,23 +245,23 @@ fn classify(fd: OwnedFd) -> Result<ViewMount, Refusal> {
     Ok(ViewMount::Bind(path))
 }
 
-/// Takes away mounts at and under hidden paths. In a copy of the mount namespace that
-/// this process still has rights over; in the session's they are locked together. One that
-/// holds a path that is `needed` stays, and will be covered only.
+/// Takes away mounts at and under hidden paths, and views of sessions wherever they are attached: a
+/// copy would show another session's files, and keep its view from ending. In a copy of the mount
+/// namespace that this process still has rights over; in the session's they are locked together. One
+/// that holds a path that is `needed` stays, and will be covered only.
 fn drop_hidden_mounts(hidden: &[PathBuf], needed: &[&Path]) -> Result<(), Refusal> {
-    let table = mounts::table().map_err(Refusal::setup("read the mount table"))?;
-    let doomed = mounts::at_or_under(&table, hidden);
-    let doomed: Vec<&Path> = doomed
-        .into_iter()
-        .filter(|point| !needed.iter().any(|path| path.starts_with(point)))
-        .collect();
-    if doomed.is_empty() {
-        return Ok(());
-    }
+    // First, so that nothing is mounted behind the look at the table.
     unshare(CloneFlags::CLONE_NEWNS).map_err(Refusal::setup("copy the mount namespace"))?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
         .map_err(Refusal::setup("make mounts private"))?;
+    let table = mounts::table().map_err(Refusal::setup("read the mount table"))?;
+    let views = table.iter().filter(|mount| mount.is_view);
+    let doomed: Vec<&Path> = mounts::at_or_under(&table, hidden)
+        .into_iter()
+        .chain(views.map(|mount| mount.point.as_path()))
+        .filter(|point| !needed.iter().any(|path| path.starts_with(point)))
+        .collect();
     for point in doomed {
         // Detaching takes what is mounted under it along, so later ones may be gone.
         match umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
