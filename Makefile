@@ -48,8 +48,15 @@ export RUSTUP_TOOLCHAIN := $(FALLBACK)
 endif
 endif
 
-.PHONY: help setup fetch build holder-static test demo bench bench-check bench-baseline cases docs lint install \
-	clean
+# For `make conformance`: the directory of an installed xfstests, operations of fsx, random programs
+# that a view and the disk are compared by, and further options of the program.
+XFSTESTS ?=
+FSX_OPERATIONS ?= 1000000
+ORACLE_CASES ?= 1000
+CONFORMANCE_ARGS ?=
+
+.PHONY: help setup fetch build holder-static test demo bench bench-check bench-baseline cases conformance docs \
+	lint install clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +105,15 @@ bench-baseline: ## Takes what `make bench` last found into the baseline
 cases: ## Runs scripts of faults on views and sandboxes (CASES=DIR; as root)
 	@cargo build --workspace --all-targets
 	xfstests/cases '$(CASES)'
+
+# What is not installed is said to be so; with CI=true that is a failure. docs/conformance.md has more.
+conformance: setup ## Holds views to suites of others (XFSTESTS=DIR; as root, with pjdfstest and fsx in PATH)
+	@cargo build --workspace --all-targets
+	status=0
+	SANDSTACK_TEST_CASES=$(ORACLE_CASES) cargo test --workspace --test suite -- oracle || status=1
+	$(TARGET)/debug/conformance all --operations $(FSX_OPERATIONS) $(if $(XFSTESTS),--xfstests '$(XFSTESTS)') \
+		$(CONFORMANCE_ARGS) || status=1
+	exit $$status
 
 docs: ## Writes docs/operations.md anew from the catalogue
 	@UPDATE_EXPECTED=1 cargo test -q -p sandstack-xfstests --test house operations_page

@@ -153,7 +153,7 @@ impl Files {
         let ino = attributes.ino;
         for (index, part) in bytes.chunks(WRITE_PART).enumerate() {
             self.tree
-                .write(ino, (index * WRITE_PART) as u64, part, false)?;
+                .write(ino, (index * WRITE_PART) as u64, part, None)?;
         }
         // Cut last, so that nobody sees it empty.
         let set = SetAttributes {

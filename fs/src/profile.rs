@@ -121,7 +121,6 @@ mod capability {
     pub(super) const DONT_MASK: u64 = 1 << 6;
     pub(super) const DO_READDIRPLUS: u64 = 1 << 13;
     pub(super) const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub(super) const ASYNC_DIO: u64 = 1 << 15;
     pub(super) const NO_OPEN_SUPPORT: u64 = 1 << 17;
     pub(super) const PARALLEL_DIROPS: u64 = 1 << 18;
     pub(super) const POSIX_ACL: u64 = 1 << 20;
@@ -137,6 +136,9 @@ mod capability {
 impl Profile {
     /// What the kernel is asked to be capable of, as bits of its INIT flags. What it lacks is done
     /// without.
+    ///
+    /// `FUSE_ASYNC_DIO` is not among it: the kernel would not drop cached pages when a direct write
+    /// that nobody waits for is done, and readers would find what was there before.
     pub(crate) fn capabilities(self) -> u64 {
         let mut wanted = capability::PARALLEL_DIROPS
             | capability::DONT_MASK
@@ -146,7 +148,6 @@ impl Profile {
             | capability::CACHE_SYMLINKS
             | capability::EXPLICIT_INVAL_DATA
             | capability::HANDLE_KILLPRIV_V2
-            | capability::ASYNC_DIO
             | capability::DIRECT_IO_ALLOW_MMAP
             | capability::HAS_EXPIRE_ONLY
             | capability::HAS_RESEND;

@@ -50,7 +50,8 @@ impl Requests {
         data: &[u8],
         origin: WriteOrigin,
     ) -> Result<()> {
-        let lost = self.tree.write(ino, offset, data, origin.kill_setid)?;
+        let loser = origin.kill_setid.then_some(caller);
+        let lost = self.tree.write(ino, offset, data, loser)?;
         self.tell_mode(ino, lost);
         // A page written back by the kernel was changed by whoever mapped it, at a time of its own:
         // the request's process is the kernel's.

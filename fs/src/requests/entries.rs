@@ -2,7 +2,7 @@
 
 use sandstack_store::{AccessKind, Attributes, Ino};
 
-use super::{Requests, groups};
+use super::Requests;
 use crate::error::{Error, Result};
 use crate::tree::{Caller, NewMode, NewNode, RenameMode, XattrMode};
 
@@ -192,7 +192,7 @@ impl Requests {
             _ => return Err(Error::Invalid),
         };
         let loses_setgid = self.tree.set_xattr(ino, name, value, mode)?
-            && !groups::is_member(caller, self.tree.attributes(ino)?.gid);
+            && !caller.is_member(self.tree.attributes(ino)?.gid);
         if loses_setgid {
             self.tree.drop_setgid(ino)?;
         }

@@ -6,7 +6,6 @@
 
 mod content;
 mod entries;
-mod groups;
 mod known;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -50,7 +50,7 @@ impl Tree {
         let rest = SetAttributes { size: None, ..set };
         let only_size = set.size.is_some() && rest == SetAttributes::default();
         if !only_size {
-            self.set_rest(ino, rest)?;
+            self.set_rest(caller, ino, rest)?;
         }
         self.attributes(ino)
     }
@@ -66,27 +66,20 @@ impl Tree {
         }
         self.drop_capability(ino)?;
         let now = Timestamp::now();
-        // The kernel asks for set-id bits to go when the caller lacks CAP_FSETID; the request does
-        // not say so, and who has it is root.
-        let keeps_setid = caller.uid == 0;
-        self.upper.set_size(ino, size, |attrs| {
-            let mode = if keeps_setid {
-                attrs.mode
-            } else {
-                without_setid(attrs.mode)
-            };
-            Attrs {
-                mode,
-                mtime: now,
-                ctime: now,
-                ..attrs
-            }
+        let loser = caller.loses_setid();
+        self.upper.set_size(ino, size, |attrs| Attrs {
+            mode: loser.map_or(attrs.mode, |loser| without_setid(&attrs, loser)),
+            mtime: now,
+            ctime: now,
+            ..attrs
         })?;
         Ok(())
     }
 
-    fn set_rest(&self, ino: Ino, set: SetAttributes) -> Result<()> {
-        let chowns = set.uid.is_some() || set.gid.is_some();
+    fn set_rest(&self, caller: Caller, ino: Ino, set: SetAttributes) -> Result<()> {
+        // With nothing to set it is a change of owner to what it is already, or the kernel's wish
+        // before a change of content that set-id bits go.
+        let chowns = set.uid.is_some() || set.gid.is_some() || set == SetAttributes::default();
         if chowns {
             self.drop_capability(ino)?;
         }
@@ -96,8 +89,8 @@ impl Tree {
         let now = Timestamp::now();
         if let Some(mode) = set.mode {
             attrs.mode = mode & 0o7777;
-        } else if chowns && old.kind == Kind::File {
-            attrs.mode = without_setid(attrs.mode);
+        } else if chowns && old.kind != Kind::Directory {
+            attrs.mode = without_setid(&attrs, caller);
         }
         attrs.uid = set.uid.unwrap_or(attrs.uid);
         attrs.gid = set.gid.unwrap_or(attrs.gid);
@@ -147,16 +140,21 @@ impl Tree {
     }
 }
 
-/// `mode` without set-uid, and without set-gid where the group may execute (without that the bit
-/// means mandatory locking, and stays).
-pub(super) fn without_setid(mode: u16) -> u16 {
+impl Caller {
+    /// The caller, if set-id bits go when it changes the content of a file. The kernel asks for that
+    /// where the caller lacks `CAP_FSETID`; not every request says so, and who has it is root.
+    pub(super) fn loses_setid(self) -> Option<Caller> {
+        (self.uid != 0).then_some(self)
+    }
+}
+
+/// The mode without set-uid, and without set-gid where the group may execute or the caller is not in
+/// it. (Otherwise the bit once meant mandatory locking, and stays.)
+pub(super) fn without_setid(attrs: &Attrs, caller: Caller) -> u16 {
     const SETUID: u16 = libc::S_ISUID as u16;
     const SETGID: u16 = libc::S_ISGID as u16;
     const GROUP_EXECUTE: u16 = libc::S_IXGRP as u16;
-    let mode = mode & !SETUID;
-    if mode & GROUP_EXECUTE != 0 {
-        mode & !SETGID
-    } else {
-        mode
-    }
+    let mode = attrs.mode & !SETUID;
+    let stays = mode & GROUP_EXECUTE == 0 && (mode & SETGID == 0 || caller.is_member(attrs.gid));
+    if stays { mode } else { mode & !SETGID }
 }

@@ -17,12 +17,18 @@ impl Tree {
         Ok(self.upper.read(ino, offset, length)?)
     }
 
-    /// Writes all of `bytes` at `offset`. With `kill_setid` set-id bits go; returns whether there
-    /// were any.
+    /// Writes all of `bytes` at `offset`. `loser` is the writer if set-id bits are to go; returns
+    /// whether any did.
     ///
     /// # Errors
     /// [`Error::FileTooLarge`], [`Error::Store`].
-    pub fn write(&self, ino: Ino, offset: u64, bytes: &[u8], kill_setid: bool) -> Result<bool> {
+    pub fn write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        bytes: &[u8],
+        loser: Option<Caller>,
+    ) -> Result<bool> {
         if offset
             .checked_add(bytes.len() as u64)
             .is_none_or(|end| end > MAX_FILE)
@@ -35,7 +41,7 @@ impl Tree {
         self.drop_capability(ino)?;
         let lost = Cell::new(false);
         self.upper
-            .write(ino, offset, bytes, changed(kill_setid, &lost))?;
+            .write(ino, offset, bytes, changed(loser, &lost))?;
         Ok(lost.get())
     }
 
@@ -73,7 +79,7 @@ impl Tree {
         // Only now: what is refused changes nothing.
         self.drop_capability(ino)?;
         let lost = Cell::new(false);
-        let changed = changed(caller.uid != 0, &lost);
+        let changed = changed(caller.loses_setid(), &lost);
         match mode {
             PUNCH => self.upper.punch(ino, offset, end, changed)?,
             ZERO | ZERO_KEEP => {
@@ -120,23 +126,19 @@ impl Tree {
         }
         self.drop_capability(to.0)?;
         let lost = Cell::new(false);
-        let copied = self
-            .upper
-            .copy_range(from, to, length, changed(caller.uid != 0, &lost))?;
+        let copied =
+            self.upper
+                .copy_range(from, to, length, changed(caller.loses_setid(), &lost))?;
         Ok((copied, lost.get()))
     }
 }
 
-/// The attributes of a file whose content has just been changed. Tells in `lost` whether set-id
-/// bits went.
-fn changed(kill_setid: bool, lost: &Cell<bool>) -> impl FnOnce(Attrs) -> Attrs + '_ {
+/// The attributes of a file whose content has just been changed, by `loser` if set-id bits are to
+/// go. Tells in `lost` whether any did.
+fn changed(loser: Option<Caller>, lost: &Cell<bool>) -> impl FnOnce(Attrs) -> Attrs + '_ {
     let now = Timestamp::now();
     move |attrs| {
-        let mode = if kill_setid {
-            without_setid(attrs.mode)
-        } else {
-            attrs.mode
-        };
+        let mode = loser.map_or(attrs.mode, |loser| without_setid(&attrs, loser));
         lost.set(mode != attrs.mode);
         Attrs {
             mode,

@@ -9,6 +9,7 @@
 
 mod acl;
 mod attributes;
+mod caller;
 mod content;
 mod create;
 mod remove;
@@ -23,6 +24,7 @@ use sandstack_store::{
 };
 
 pub use attributes::{SetAttributes, SetTime};
+pub use caller::Caller;
 pub use create::{NewMode, NewNode};
 pub use rename::RenameMode;
 pub use xattr::XattrMode;
@@ -33,17 +35,6 @@ use crate::error::{Error, Result};
 pub(crate) const MAX_FILE: u64 = i64::MAX as u64;
 /// Most names of a file. ext4 has 65,000; a 32-bit count holds more than anyone makes.
 const MAX_LINKS: u32 = 1 << 20;
-
-/// Who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// User.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Thread, by its id where the daemon runs; 0 for the kernel itself and for the embedder.
-    pub pid: u32,
-}
 
 /// The filesystem of one session. Shared by all threads that serve it.
 pub struct Tree {

@@ -1,7 +1,8 @@
 //! Renaming. A directory keeps what is in it, wherever it is moved, at the cost of one entry.
 
 use sandstack_store::{
-    Attributes, Attrs, Ino, Kind, Name, NewBody, ROOT_INO, Record, State, Timestamp, Transaction,
+    Attributes, Attrs, Ino, Kind, Name, NewBody, ROOT_INO, Record, Slot, State, Timestamp,
+    Transaction,
 };
 
 use super::create::push_entry_at;
@@ -26,6 +27,24 @@ pub enum RenameMode {
 struct Side {
     directory: Attributes,
     name: Name,
+}
+
+/// The places in listings of the two names afterwards. A name that is there before and after keeps
+/// its own, so that no listing misses it; one that goes leaves it to the other in the same directory.
+fn cookies(state: &State, from: &Side, to: &Side, mode: RenameMode) -> (u64, u64) {
+    let own = |side: &Side| match state.slot(side.directory.ino, side.name.as_bytes()) {
+        Some(Slot::Entry(entry)) => Some(entry.cookie),
+        Some(Slot::Whiteout) | None => None,
+    };
+    let next = |side: &Side| state.next_cookie(side.directory.ino);
+    let moves = from.directory.ino != to.directory.ino;
+    let from_goes = matches!(mode, RenameMode::Replace | RenameMode::NoReplace);
+    let left = own(from).filter(|_| from_goes && !moves);
+    (
+        own(from).unwrap_or_else(|| next(from)),
+        // Not what the other may just have got.
+        own(to).or(left).unwrap_or_else(|| next(to) + 1),
+    )
 }
 
 /// A directory's link count and times are set once, even if both sides are the same.
@@ -85,11 +104,7 @@ impl Tree {
             links.source -= 1;
             links.target += 1;
         }
-        let (from_cookie, to_cookie) = {
-            let first = change.state().next_cookie(to.directory.ino);
-            let other = change.state().next_cookie(from.directory.ino);
-            (if moves { other } else { first + 1 }, first)
-        };
+        let (from_cookie, to_cookie) = cookies(change.state(), &from, &to, mode);
         let mut replaced = None;
         match (mode, target) {
             (RenameMode::Exchange, Some(target)) => {

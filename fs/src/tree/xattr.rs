@@ -26,7 +26,8 @@ impl Tree {
     /// The value of an extended attribute.
     ///
     /// # Errors
-    /// [`Error::NoAttribute`], [`Error::Unsupported`], [`Error::Store`].
+    /// [`Error::NoAttribute`]; [`Error::Unsupported`] or [`Error::Invalid`] for a name that none can
+    /// have; [`Error::Store`].
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_namespace(name)?;
         let mut xattrs = self.xattrs(ino)?;
@@ -49,7 +50,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::NoAttribute`], [`Error::TooSmall`] if name or value is too long,
-    /// [`Error::Unsupported`], [`Error::Store`].
+    /// [`Error::Unsupported`] or [`Error::Invalid`] for a name that none can have, [`Error::Store`].
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<bool> {
         check_namespace(name)?;
         if name.len() > MAX_NAME || value.len() > MAX_VALUE {
@@ -100,7 +101,8 @@ impl Tree {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// [`Error::NoAttribute`], [`Error::Unsupported`], [`Error::Store`].
+    /// [`Error::NoAttribute`]; [`Error::Unsupported`] or [`Error::Invalid`] for a name that none can
+    /// have; [`Error::Store`].
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         check_namespace(name)?;
         self.change_xattrs(ino, |_, _, xattrs| {
@@ -129,11 +131,9 @@ impl Tree {
 
 fn check_namespace(name: &[u8]) -> Result<()> {
     const KEPT: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-    if KEPT
-        .iter()
-        .any(|prefix| name.len() > prefix.len() && name.starts_with(prefix))
-        || is_list(name)
-    {
+    if KEPT.contains(&name) {
+        Err(Error::Invalid)
+    } else if KEPT.iter().any(|prefix| name.starts_with(prefix)) || is_list(name) {
         Ok(())
     } else {
         Err(Error::Unsupported)

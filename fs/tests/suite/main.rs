@@ -1,5 +1,5 @@
-//! The filesystem from outside: the tree against a simple filesystem in memory, and views on real
-//! mounts, sentence by sentence of docs/semantics.md.
+//! The filesystem from outside: the tree against a simple filesystem in memory, views on real mounts
+//! against the disk below them, and sentence by sentence of docs/semantics.md.
 
 #![allow(
     clippy::print_stderr,
@@ -8,5 +8,6 @@
 )]
 
 mod fixture;
+mod oracle;
 mod posix;
 mod semantics;

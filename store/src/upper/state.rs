@@ -109,8 +109,8 @@ pub struct Entry {
     pub ino: Ino,
     /// Its type.
     pub kind: Kind,
-    /// Its place among the entries that the session made in the directory: never reused there, so
-    /// that a listing goes on where it was whatever comes and goes.
+    /// The place of its name among those that the session made in the directory. Another name gets
+    /// it only by a rename, so that a listing goes on where it was whatever comes and goes.
     pub cookie: u64,
 }
 

@@ -6,6 +6,7 @@
 use super::state::{FileBody, InodeBody, Slot, State};
 use super::{Upper, extents::Place};
 use crate::content::Content;
+use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::lower::ROOT_INO;
 use crate::name::{Name, RelPath};
@@ -54,9 +55,12 @@ pub struct ListedEntry {
     pub next: u64,
 }
 
-/// Positions from here on are entries that the session made; below are those of the layer, by
-/// their place in the order of names. 2^62 leaves room for both in a signed 64-bit offset.
+/// Positions from here on are names that the session made; below are those of the layer, by their
+/// place in the order of names. 2^62 leaves room for both in a signed 64-bit offset.
 const MADE: u64 = 1 << 62;
+/// The position of the name with cookie 0, the last of those made: the newest comes first, so that a
+/// listing ends, whatever is made meanwhile.
+const LAST: u64 = MADE + (1 << 61);
 
 impl Upper {
     /// The attributes of inode `ino`; `None` if the session sees no such inode.
@@ -126,7 +130,8 @@ impl Upper {
     }
 
     /// Lists `directory` from position `from` (0 is the start), as long as `wanted` says so.
-    /// Positions stay valid whatever comes and goes.
+    /// Positions stay valid whatever comes and goes. A name of the layer has one place, whoever's
+    /// inode it is by now.
     ///
     /// # Errors
     /// As reading an object.
@@ -138,15 +143,17 @@ impl Upper {
         mut wanted: impl FnMut(ListedEntry) -> bool,
     ) -> Result<()> {
         let changes = state.changes(directory);
+        let below = self.lower().directory(directory)?;
         if from < MADE
-            && let Some(below) = self.lower().directory(directory)?
+            && let Some(below) = &below
         {
             for index in from as usize..below.len() {
                 let name = below.name(index);
-                if changes.is_some_and(|changes| changes.slots.contains_key(name)) {
-                    continue;
-                }
-                let (ino, kind) = below.identity(index);
+                let (ino, kind) = match changes.and_then(|changes| changes.slots.get(name)) {
+                    Some(Slot::Whiteout) => continue,
+                    Some(Slot::Entry(entry)) => (entry.ino, entry.kind),
+                    None => below.identity(index),
+                };
                 let name =
                     Name::new(name).expect("directory objects are checked when they are read");
                 if !wanted(ListedEntry {
@@ -162,14 +169,19 @@ impl Upper {
         let Some(changes) = changes else {
             return Ok(());
         };
-        let first = from.saturating_sub(MADE);
-        for (&cookie, name) in changes.by_cookie.range(first..) {
+        // Those before `from` have this cookie or a greater one.
+        let listed = LAST.saturating_sub(from.max(MADE));
+        for (&cookie, name) in changes.by_cookie.range(..listed).rev() {
+            let is_below = |below: &Directory| below.find(name.as_bytes()).is_some();
+            if below.as_deref().is_some_and(is_below) {
+                continue;
+            }
             if let Some(Slot::Entry(entry)) = changes.slots.get(name) {
                 let listed = ListedEntry {
                     name: name.clone(),
                     ino: entry.ino,
                     kind: entry.kind,
-                    next: MADE + cookie + 1,
+                    next: LAST - cookie,
                 };
                 if !wanted(listed) {
                     return Ok(());

@@ -35,8 +35,8 @@ const OWNERS: [(&str, &[&str]); 17] = [
     ("axum", &["gateway"]),
     ("blake3", &["store"]),
     ("bollard", &["gateway"]),
-    // The two beside the CLIs have a program whose few options it parses.
-    ("clap", &["cli", "fs", "gateway", "benches"]),
+    // Those beside the CLIs have a program whose few options it parses.
+    ("clap", &["cli", "fs", "gateway", "xfstests", "benches"]),
     ("clap_complete", &["cli"]),
     ("comfy-table", &["cli"]),
     ("fjall", &["store"]),

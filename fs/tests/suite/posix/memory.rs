@@ -288,9 +288,9 @@ impl Memory {
         }
         let now = self.now;
         let node = self.get(ino);
-        if set.uid.is_some() || set.gid.is_some() {
+        if set.uid.is_some() || set.gid.is_some() || set == SetAttributes::default() {
             node.xattrs.remove(b"security.capability".as_slice());
-            if set.mode.is_none() && node.kind == Kind::File {
+            if set.mode.is_none() && node.kind != Kind::Directory {
                 node.mode = without_setid(node.mode);
             }
         }

@@ -333,7 +333,8 @@ impl Running {
                 let (at, length) = (usize::from(at) % MOST, usize::from(length) % 9000);
                 let length = length.min(MOST - at);
                 let bytes = vec![byte; length];
-                let answer = errno(self.tree().write(ino, at as u64, &bytes, kill));
+                let loser = kill.then_some(root);
+                let answer = errno(self.tree().write(ino, at as u64, &bytes, loser));
                 self.acted();
                 let before = self.memory.node(ino).mode;
                 if length > 0 {

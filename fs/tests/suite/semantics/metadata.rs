@@ -11,8 +11,8 @@ use rustix::fs::{FileType, OFlags};
 
 use super::{everything, nothing};
 use crate::fixture::syscalls::{
-    self, as_user, chmod, chown, copy_range, errno, fallocate, make_node, mode, open, set_xattr,
-    xattr, xattr_names,
+    self, as_member, as_user, chmod, chown, copy_range, errno, fallocate, make_node, mode, open,
+    set_xattr, xattr, xattr_names,
 };
 use crate::fixture::{Disk, Watchdog, in_every_mode, lacks, lacks_root};
 
@@ -78,7 +78,7 @@ fn mode_bits_are_kept() {
     });
 }
 
-/// > Writing, truncating, `fallocate`, copying into and changing the owner of a file take set-id bits away, as in Linux, and `security.capability` with them.
+/// > Writing, truncating, `fallocate`, copying into and changing the owner of a file take set-id bits away, as in Linux, and `security.capability` with them; set-group-id without execution for the group only if the caller is not in it.
 #[test]
 fn changes_take_set_id_bits_away() {
     if lacks_root() {
@@ -89,7 +89,7 @@ fn changes_take_set_id_bits_away() {
         fs::write(disk.path("source"), vec![1; 8192]).unwrap();
         chmod(&disk.path("source"), 0o644);
         type Change<'c> = (&'static str, &'c (dyn Fn(&Path) + Sync));
-        let changes: [Change<'_>; 7] = [
+        let changes: [Change<'_>; 8] = [
             ("write", &|path| {
                 let file = open(path, OFlags::WRONLY).unwrap();
                 file.write_all_at(b"x", 0).unwrap();
@@ -116,6 +116,9 @@ fn changes_take_set_id_bits_away() {
                 // To what it is already: allowed, and a change nevertheless.
                 std::os::unix::fs::chown(path, None, Some(USER)).unwrap();
             }),
+            ("change of no owner", &|path| {
+                std::os::unix::fs::chown(path, None, None).unwrap();
+            }),
         ];
         for (what, change) in changes {
             // The bits before, and those that stay; set-gid without group execution is no set-id.
@@ -138,8 +141,21 @@ fn changes_take_set_id_bits_away() {
                 assert_eq!(capability, Err(libc::ENODATA), "{what} of {before:o}");
                 assert_eq!(xattr(&path, "user.kept").as_deref(), Ok(b"kept".as_slice()));
             }
+            // Nobody's group, and one that the caller is in without its being the file's first.
+            for (groups, after) in [(&[][..], 0o666), (&[OTHER_GROUP], 0o2666)] {
+                if what == "change of owner" {
+                    continue;
+                }
+                let _ = fs::remove_file(&path);
+                fs::write(&path, vec![2; 4096]).unwrap();
+                chown(&path, USER, OTHER_GROUP);
+                chmod(&path, 0o6666);
+                as_member(USER, USER, groups, || change(&path));
+                assert_eq!(mode(&path), after, "{what} by a member of {groups:?}");
+            }
         }
         // Root keeps the bits when it writes, not when it gives the file away.
+        chown(&path, USER, USER);
         chmod(&path, 0o6777);
         let file = open(&path, OFlags::WRONLY).unwrap();
         file.write_all_at(b"x", 0).unwrap();
@@ -147,6 +163,33 @@ fn changes_take_set_id_bits_away() {
         chown(&path, 1, 1);
         assert_eq!(mode(&path), 0o777);
     });
+}
+
+/// > Whatever is no directory loses set-id bits when its owner is changed.
+#[test]
+fn changes_of_owner_take_set_id_bits_away() {
+    if lacks_root() {
+        return;
+    }
+    in_every_mode(
+        "changes_of_owner_take_set_id_bits_away",
+        everything,
+        |disk| {
+            make_node(&disk.path("null"), FileType::CharacterDevice, (1, 3)).unwrap();
+            make_node(&disk.path("socket"), FileType::Socket, (0, 0)).unwrap();
+            let names = ["file", "fifo", "null", "socket", "dir", "dir/below"];
+            for name in names {
+                let path = disk.path(name);
+                let is_dir = path.is_dir();
+                for (uid, gid) in [(Some(USER), None), (None, Some(USER)), (None, None)] {
+                    chmod(&path, 0o6755);
+                    std::os::unix::fs::lchown(&path, uid, gid).unwrap();
+                    let after = if is_dir { 0o6755 } else { 0o755 };
+                    assert_eq!(mode(&path), after, "{name} to {uid:?} {gid:?}");
+                }
+            }
+        },
+    );
 }
 
 /// > A directory with the set-group-id bit hands its group down, and the bit to directories.
@@ -246,6 +289,8 @@ fn extended_attributes_are_kept() {
             assert_eq!(set_xattr(&path, "system.other", b"x"), unknown);
             assert_eq!(xattr(&path, "system.other").map(|_| ()), unknown);
             assert_eq!(xattr(&path, "user.none"), Err(libc::ENODATA));
+            assert_eq!(set_xattr(&path, "trusted.", b"x"), Err(libc::EINVAL));
+            assert_eq!(xattr(&path, "user."), Err(libc::EINVAL));
         }
         // As on a disk, `user.` is for files and directories alone.
         assert_eq!(

@@ -129,10 +129,7 @@ fn positions_stay_valid() {
                     let _ = fs::remove_file(dir.join(format!("{part}-{:03}", 399 - index % 400)));
                 }
             }
-            // Not for ever, or there would be no end.
-            if round < 20 {
-                fs::write(dir.join(format!("later-{round}")), "").unwrap();
-            }
+            fs::write(dir.join(format!("later-{round}")), "").unwrap();
             seen.extend(more);
             round += 1;
         }
@@ -161,6 +158,73 @@ fn positions_stay_valid() {
                 Some(&pair[1]),
                 "behind {pair:?}"
             );
+        }
+    });
+}
+
+/// > A name that is there throughout is listed once, also while other files are renamed over it or exchanged with it.
+///
+/// > A listing ends, whatever is made and renamed meanwhile.
+#[test]
+fn listings_stand_renames() {
+    const FILES: usize = 120;
+    let fill = |base: &Path| {
+        for dir in ["move", "over", "swap", "make"] {
+            fs::create_dir(base.join(dir)).unwrap();
+            for index in 0..FILES {
+                fs::write(base.join(dir).join(format!("lower-{index}")), "").unwrap();
+            }
+        }
+    };
+    /// What is done to each entry as it is listed.
+    type Act<'a> = &'a dyn Fn(&Path, &Path);
+    let acts: [(&str, Act<'_>); 4] = [
+        ("move", &|dir, name| {
+            fs::rename(name, dir.join("TEMP")).unwrap();
+            fs::rename(dir.join("TEMP"), name).unwrap();
+        }),
+        ("over", &|dir, name| {
+            fs::write(dir.join("TEMP"), "").unwrap();
+            fs::rename(dir.join("TEMP"), name).unwrap();
+        }),
+        ("swap", &|dir, name| {
+            for other in ["lower-7", "upper-7"].map(|other| dir.join(other)) {
+                syscalls::rename(name, &other, libc::RENAME_EXCHANGE).unwrap();
+            }
+        }),
+        ("make", &|_, name| {
+            let longer = format!("{}x", name.display());
+            // Names only get so long.
+            let _ = fs::File::create(longer);
+        }),
+    ];
+    in_every_mode("listings_stand_renames", fill, |disk| {
+        for (dir, act) in acts {
+            let path = disk.path(dir);
+            for index in 0..FILES {
+                fs::write(path.join(format!("upper-{index}")), "").unwrap();
+            }
+            let mut names = Vec::new();
+            let descriptor = syscalls::open_dir(&path);
+            loop {
+                // A few at a time, so that most is listed after most has been renamed.
+                let some = syscalls::list_some(&descriptor, 256);
+                if some.is_empty() {
+                    break;
+                }
+                for entry in some.iter().filter(|entry| !entry.name.starts_with(b".")) {
+                    act(&path, &path.join(OsStr::from_bytes(&entry.name)));
+                    names.push(String::from_utf8(entry.name.clone()).unwrap());
+                }
+                assert!(names.len() < 10 * FILES, "the listing of {dir} has no end");
+            }
+            for part in ["lower", "upper"] {
+                for index in 0..FILES {
+                    let name = format!("{part}-{index}");
+                    let listed = names.iter().filter(|listed| **listed == name).count();
+                    assert_eq!(listed, 1, "{dir}/{name}");
+                }
+            }
         }
     });
 }

@@ -2,15 +2,17 @@
 //! could part.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use io_uring::{IoUring, opcode, types};
 use rustix::fs::OFlags;
 
 use super::nothing;
-use crate::fixture::in_every_mode;
 use crate::fixture::syscalls::open;
+use crate::fixture::{in_every_mode, lacks};
 
 /// Appends from several descriptors never overwrite each other.
 #[test]
@@ -61,6 +63,54 @@ fn replacing_is_atomic() {
                 fs::rename(&temporary, disk.path("file")).unwrap();
             }
             done.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+/// What was written past the page cache, and not waited for, is what whoever reads through the cache
+/// finds when the write is done, however busy others were reading what was there before.
+#[test]
+fn direct_writes_are_seen_through_the_cache() {
+    const LENGTH: usize = 640 << 10;
+    let Ok(mut ring) = IoUring::new(4) else {
+        assert!(lacks("io_uring"));
+        return;
+    };
+    let fill = |base: &Path| fs::write(base.join("file"), vec![0; LENGTH]).unwrap();
+    in_every_mode("direct_writes_are_seen_through_the_cache", fill, |disk| {
+        let path = disk.path("file");
+        let direct = open(&path, OFlags::RDWR | OFlags::DIRECT).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let file = open(&path, OFlags::RDONLY).unwrap();
+                    let mut bytes = vec![0; LENGTH];
+                    while !done.load(Ordering::Relaxed) {
+                        file.read_exact_at(&mut bytes, 0).unwrap();
+                    }
+                });
+            }
+            let file = open(&path, OFlags::RDONLY).unwrap();
+            let mut stale = None;
+            for round in 0..200u8 {
+                let bytes = vec![round; LENGTH];
+                let write = opcode::Write::new(
+                    types::Fd(direct.as_raw_fd()),
+                    bytes.as_ptr(),
+                    LENGTH as u32,
+                );
+                // SAFETY: the bytes live until the write is done, which is waited for.
+                unsafe { ring.submission().push(&write.build()).unwrap() };
+                ring.submit_and_wait(1).unwrap();
+                let written = ring.completion().next().unwrap().result();
+                assert_eq!(written, LENGTH as i32);
+                let mut read = vec![0; LENGTH];
+                file.read_exact_at(&mut read, 0).unwrap();
+                stale = stale.or(read.iter().position(|byte| *byte != round).zip(Some(round)));
+            }
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(stale, None, "stale from there on, in that round");
         });
     });
 }
