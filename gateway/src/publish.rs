@@ -17,7 +17,7 @@ use crate::event::Subject;
 use crate::failure::{Failure, Result};
 use crate::gateway::{Command, Context, Gateway, Place, Session};
 use crate::recover::PUBLISHING;
-use crate::session::{check_grace, mount_view};
+use crate::session::{FLUSH_DEADLINE, check_grace, mount_view};
 use crate::show;
 use crate::span::{OpenSpan, Trace};
 
@@ -235,7 +235,7 @@ impl Gateway {
     ) -> Result<PublishReport> {
         {
             let _span = trace.span("publish.flush");
-            self.flush_view(session).await?;
+            self.flush_view(session, FLUSH_DEADLINE).await?;
         }
         let stack = session.sandbox.stack()?.clone();
         let upper = session.upper();

@@ -42,8 +42,8 @@ const MAX_CHANGES: usize = 1000;
 const VIEW_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to end when it was aborted.
 const VIEW_DEADLINE: Duration = Duration::from_secs(20);
-/// How long a flush may take.
-const FLUSH_DEADLINE: Duration = Duration::from_secs(60);
+/// How long the flush before a publish may take.
+pub(crate) const FLUSH_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest life of an idle session, in seconds: a year.
 const MAX_TTL_S: u64 = 31_536_000;
 /// Longest grace, in seconds.
@@ -623,8 +623,14 @@ impl Gateway {
         })
     }
 
-    /// Brings what programs stored through shared mappings into the upper.
-    pub(crate) async fn flush_view(self: &Arc<Self>, session: &Arc<Session>) -> Result<()> {
+    /// Brings what programs stored through shared mappings into the upper. While nobody stops the
+    /// session's programs, what is asked of its view has no end: then it is waited for `patience`
+    /// at most, and `busy` is answered.
+    pub(crate) async fn flush_view(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        patience: Duration,
+    ) -> Result<()> {
         let session = Arc::clone(session);
         self.blocking(move || {
             // Not held meanwhile: a flush may take its time.
@@ -632,7 +638,7 @@ impl Gateway {
             let Some(mount) = mount.transpose().map_err(io_failure("duplicating a descriptor"))? else {
                 return Ok(());
             };
-            match flush(mount.as_fd(), FLUSH_DEADLINE) {
+            match flush(mount.as_fd(), patience) {
                 Ok(_) => Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => Err(Failure::new(
                     ErrorCode::Busy,

@@ -213,7 +213,10 @@ impl Stack {
         self.db().commit(db_batch, Durability::Process)?;
         point::pass("publish.content");
 
-        let reads = Reads::of(self, upper, options.validate)?;
+        let mut reads = match options.validate {
+            Validate::Reads => Some(Reads::of(self, upper, options.validate)?),
+            Validate::Writes => None,
+        };
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -237,7 +240,13 @@ impl Stack {
             };
             let resolution = resolver.run(&delta, &sockets, upper)?;
             let mut report = resolution.report(head_id);
-            report.stale_reads = reads.stale(&resolver, upper)?;
+            if !resolver.head_is_base() {
+                let reads = match &mut reads {
+                    Some(reads) => reads,
+                    none => none.insert(Reads::of(self, upper, options.validate)?),
+                };
+                report.stale_reads = reads.stale(&resolver, upper)?;
+            }
             if !resolution.conflicts.is_empty() {
                 report.outcome = Outcome::Conflict;
                 return Ok(report);

@@ -60,17 +60,12 @@ pub struct StaleRead {
 }
 
 /// What a session depends on, by the access record.
-#[derive(Default)]
 pub(super) struct Reads(BTreeSet<(RelPath, Dependency)>);
 
 impl Reads {
-    /// Reads the record of the session, if others may have changed anything since its base.
+    /// Reads the record of the session.
     pub(super) fn of(stack: &Stack, upper: &Upper, validate: Validate) -> Result<Reads> {
         let lease = upper.lease();
-        let is_current = stack.head() == lease.base;
-        if is_current && validate == Validate::Writes {
-            return Ok(Reads::default());
-        }
         let filter = AccessFilter {
             lease: Some(lease.id),
             kinds: vec![
@@ -117,7 +112,7 @@ impl Reads {
 
     /// Those of them that others have changed between base and head.
     pub(super) fn stale(&self, resolver: &Resolver<'_>, upper: &Upper) -> Result<Vec<StaleRead>> {
-        if self.0.is_empty() || resolver.head_is_base() {
+        if self.0.is_empty() {
             return Ok(Vec::new());
         }
         let changes: BTreeMap<RelPath, PathChange> = compare(resolver.base, resolver.head)?
