@@ -6,11 +6,11 @@ use crate::fixture::session::{changed, rel};
 use crate::fixture::snapshot::Data;
 use crate::fixture::{Random, Session, Snapshot, numbered, project};
 
-type Edit = fn(&Session);
+pub(crate) type Edit = fn(&Session);
 
 /// Two sessions on `files` make `one` and `other`, and publish in both orders. `check` is told the
 /// second session's report and looks at the head.
-fn both_orders(
+pub(crate) fn both_orders(
     files: &[(&str, &str)],
     one: Edit,
     other: Edit,
@@ -46,7 +46,7 @@ fn both_orders(
 
 /// Both orders come together, to these files.
 #[track_caller]
-fn together(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[(&str, &str)]) {
+pub(crate) fn together(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[(&str, &str)]) {
     both_orders(files, one, other, |session, report| {
         // Where the head has all of it already, there is nothing to publish.
         assert!(
@@ -79,7 +79,7 @@ fn together(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[(&str, &
 
 /// Both orders conflict, at these paths: `path:Kind`.
 #[track_caller]
-fn apart(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[&str]) {
+pub(crate) fn apart(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[&str]) {
     both_orders(files, one, other, |_, report| {
         assert_eq!(conflicts_of(report), expected);
         assert_eq!(report.outcome, Outcome::Conflict);
@@ -87,7 +87,7 @@ fn apart(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[&str]) {
 }
 
 /// Where and why: `path:Kind`.
-fn conflicts_of(report: &PublishReport) -> Vec<String> {
+pub(crate) fn conflicts_of(report: &PublishReport) -> Vec<String> {
     report
         .conflicts
         .iter()
@@ -97,7 +97,7 @@ fn conflicts_of(report: &PublishReport) -> Vec<String> {
 
 /// The second of two equal changes is none.
 #[track_caller]
-fn same(files: &[(&str, &str)], change: Edit) {
+pub(crate) fn same(files: &[(&str, &str)], change: Edit) {
     both_orders(files, change, change, |_, report| {
         assert_eq!(report.outcome, Outcome::NoChange, "{report:?}");
     });
