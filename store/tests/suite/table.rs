@@ -552,6 +552,81 @@ fn directory_renamed() {
     );
 }
 
+/// One side moves a directory into one that the other side moves, and what either changed goes along.
+#[test]
+fn directory_moved_into_one_that_moves() {
+    let files = [("c/x", "x\n"), ("d/y", "old\n"), ("d/e/z", "old\n")];
+    let inside: Edit = |s| s.rename("d", "c/b");
+    let a = ("a/x", "x\n");
+    together(
+        &files,
+        inside,
+        |s| s.rename("c", "a"),
+        &[("a/b/e/z", "old\n"), ("a/b/y", "old\n"), a],
+    );
+    let modified: Edit = |s| {
+        s.rename("c", "a");
+        s.write("d/y", "new\n");
+        s.write("d/e/z", "new\n");
+    };
+    together(
+        &files,
+        inside,
+        modified,
+        &[("a/b/e/z", "new\n"), ("a/b/y", "new\n"), a],
+    );
+    let renamed: Edit = |s| {
+        s.rename("c", "a");
+        s.write("d/y", "new\n");
+        s.rename("d/y", "d/w");
+        s.rename("d/e", "d/f");
+    };
+    together(
+        &files,
+        inside,
+        renamed,
+        &[("a/b/f/z", "old\n"), ("a/b/w", "new\n"), a],
+    );
+    let added: Edit = |s| {
+        s.rename("c", "a");
+        s.write("d/new", "new\n");
+        s.mkdir("d/e/dir");
+        s.write("d/e/dir/new", "new\n");
+        s.remove("d/y");
+    };
+    together(
+        &files,
+        inside,
+        added,
+        &[
+            ("a/b/e/dir/new", "new\n"),
+            ("a/b/e/z", "old\n"),
+            ("a/b/new", "new\n"),
+            a,
+        ],
+    );
+    // What was moved trades places with what it was moved into.
+    both_orders(
+        &[("c/x", "x\n"), ("u/a/y", "y\n")],
+        |s| s.rename("c", "u/a/c"),
+        |s| s.exchange("c", "u/a"),
+        |_, report| assert_eq!(report.outcome, Outcome::Conflict, "{report:?}"),
+    );
+    // Each into the other: no tree has both.
+    both_orders(
+        &files,
+        inside,
+        |s| s.rename("c", "d/g"),
+        |_, report| {
+            let kinds: Vec<_> = report.conflicts.iter().map(|one| one.kind).collect();
+            assert!(
+                kinds.contains(&sandstack_store::ConflictKind::Rename),
+                "{report:?}"
+            );
+        },
+    );
+}
+
 #[test]
 fn symlinks_and_special_files() {
     let base: &[(&str, &str)] = &[("f", "f\n")];
