@@ -18,9 +18,7 @@ use sandstack_fs::{
     MountOptions, Recorder, SlowPool, TraceMode, Transport, Tree, View, ViewOptions, detached,
     mount_at, unmount,
 };
-use sandstack_store::{
-    Lease, Outcome, Owner, Policy, PublishOptions, ROOT_INO, Stack, Store, Upper,
-};
+use sandstack_store::{Lease, Outcome, Owner, PublishOptions, ROOT_INO, Stack, Store, Upper};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -401,16 +399,7 @@ impl House {
 }
 
 fn publish(stack: &Stack, upper: &Upper) -> Result<Answer> {
-    let options = PublishOptions {
-        owner: Owner::Session("bench".to_owned()),
-        session_name: None,
-        message: None,
-        request_id: None,
-        now_unix_ms: now_unix_ms(),
-        dry_run: false,
-        markers: false,
-        policy: Policy::default(),
-    };
+    let options = PublishOptions::new(Owner::Session("bench".to_owned()), now_unix_ms());
     let mut steps = Steps::begin();
     let mut step = "capture";
     let report = stack.publish(upper, &options, &mut |next| {

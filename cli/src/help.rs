@@ -133,7 +133,7 @@ fn example_of(fields: &[Field]) -> Map<String, Value> {
 /// Stands for a value of `field`.
 pub(crate) fn value_name(field: &Field) -> &'static str {
     /// Fields that hold a path, of those that hold any bytes.
-    const PATHS: [&str; 3] = ["path", "cwd", "workspace_root"];
+    const PATHS: [&str; 5] = ["path", "paths", "cwd", "dest", "workspace_root"];
     fn of(shape: &Shape, is_path: bool) -> &'static str {
         match shape {
             Shape::Switch => "BOOL",

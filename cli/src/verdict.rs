@@ -49,7 +49,10 @@ pub(crate) fn exit_code(operation: OperationName, answer: &Value, passes_code: b
 }
 
 fn conflicts(published: &Published) -> bool {
-    published.outcome == PublishOutcome::Conflict
+    matches!(
+        published.outcome,
+        PublishOutcome::Conflict | PublishOutcome::StaleReads
+    )
 }
 
 fn code_of(reply: &CommandReply) -> u8 {

@@ -115,7 +115,10 @@ impl From<StoreError> for Failure {
         let code = match &error {
             StoreError::Quota { .. } => ErrorCode::QuotaExceeded,
             error if error.is_disk_full() => ErrorCode::QuotaExceeded,
-            StoreError::NoLayer(_) | StoreError::NoPath(_) => ErrorCode::NotFound,
+            StoreError::NoLayer(_) | StoreError::NoPath(_) | StoreError::NoChange(_) => {
+                ErrorCode::NotFound
+            }
+            StoreError::NoReads { .. } => ErrorCode::Conflict,
             StoreError::NotImportable { .. }
             | StoreError::StoreInside { .. }
             | StoreError::Unreadable { .. } => ErrorCode::InvalidRequest,

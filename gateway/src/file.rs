@@ -55,7 +55,7 @@ impl Gateway {
             let session = self.session_of(context, sandbox_id, id)?;
             let _gate = session.enter().await?;
             let view = session.view()?;
-            let (upper, id) = (Arc::clone(&session.upper), id.clone());
+            let (upper, id) = (session.upper(), id.clone());
             let result = self
                 .blocking(move || {
                     work(&Place {
@@ -97,14 +97,9 @@ impl Gateway {
                 return Ok((result, None));
             }
             let options = PublishOptions {
-                owner: Owner::Operation(owner.to_owned()),
-                session_name: None,
-                message: None,
                 request_id: Some(owner.to_owned()),
-                now_unix_ms: now_unix_ms(),
-                dry_run: false,
-                markers: false,
                 policy: show::policy(&sandbox.row.lock().record.publish_policy),
+                ..PublishOptions::new(Owner::Operation(owner.to_owned()), now_unix_ms())
             };
             let report = stack.publish(&upper, &options, &mut |_| {})?;
             match report.outcome {
@@ -121,7 +116,7 @@ impl Gateway {
                     self.events.record("layer.published", subject, details);
                     Ok((result, Some(show::layer_id(layer.id))))
                 }
-                Outcome::NoChange | Outcome::DryRun => Ok((result, None)),
+                Outcome::NoChange | Outcome::DryRun | Outcome::StaleReads => Ok((result, None)),
                 Outcome::Conflict => {
                     let paths: Vec<String> = report
                         .conflicts

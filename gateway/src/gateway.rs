@@ -18,7 +18,7 @@ use sandstack_api::runtime::SessionState;
 use sandstack_api::{CommandId, ErrorCode, RequestId, SandboxId, SessionId};
 use sandstack_fs::{Commands, SlowPool, View};
 use sandstack_holder::Client;
-use sandstack_store::{Lease, Stack, StackId, Store, Upper};
+use sandstack_store::{LayerId, Lease, Stack, StackId, Store, Upper};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
@@ -70,8 +70,8 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) sandbox: Arc<Sandbox>,
     pub(crate) row: Mutex<SessionRow>,
-    pub(crate) lease: Lease,
-    pub(crate) upper: Arc<Upper>,
+    /// Where its changes are; another place when it goes on after a publish.
+    pub(crate) place: RwLock<Place>,
     /// The view; taken when the session ends.
     pub(crate) view: Mutex<Option<Arc<View>>>,
     /// The view's mount, to flush it; taken when the session ends, or it would live on.
@@ -86,6 +86,13 @@ pub(crate) struct Session {
     pub(crate) used_at: AtomicU64,
     /// What was last found to be changed, and at which generation of the upper.
     pub(crate) changes: Mutex<Option<(u64, Arc<ChangedPaths>)>>,
+}
+
+/// Where the changes of a session are.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) lease: Lease,
+    pub(crate) upper: Arc<Upper>,
 }
 
 /// Changed paths and how each differs.
@@ -401,6 +408,15 @@ impl Session {
         self.used_at.store(now_unix_ms(), Ordering::Relaxed);
     }
 
+    pub(crate) fn upper(&self) -> Arc<Upper> {
+        Arc::clone(&self.place.read().upper)
+    }
+
+    /// The layer it is based on.
+    pub(crate) fn base(&self) -> LayerId {
+        self.place.read().lease.record().base
+    }
+
     pub(crate) fn view(&self) -> Result<Arc<View>> {
         self.view.lock().clone().ok_or_else(|| self.closed())
     }
@@ -408,13 +424,14 @@ impl Session {
     /// The paths that differ from the base. Reads changed files, unless nothing changed since it
     /// was last asked.
     pub(crate) fn changed_paths(&self) -> Result<Arc<ChangedPaths>> {
-        let generation = self.upper.generation();
+        let upper = self.upper();
+        let generation = upper.generation();
         if let Some((at, known)) = &*self.changes.lock()
             && *at == generation
         {
             return Ok(Arc::clone(known));
         }
-        let found = Arc::new(self.upper.changes()?);
+        let found = Arc::new(upper.changes()?);
         *self.changes.lock() = Some((generation, Arc::clone(&found)));
         Ok(found)
     }

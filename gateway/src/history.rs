@@ -1,6 +1,7 @@
 //! The history of a sandbox, and what differs between its layers and sessions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sandstack_api::runtime::{
     DiffAgainst, DiffEntry, DiffFormat, DiffLayers, DiffWorkspaceSession, HistoryLayer,
@@ -18,6 +19,9 @@ use crate::page;
 use crate::sandbox::page_limit;
 use crate::show;
 
+/// How long a difference waits for a session whose programs work on.
+const FLUSH_PATIENCE: Duration = Duration::from_millis(250);
+
 impl Gateway {
     pub(crate) async fn diff_workspace_session(
         self: &Arc<Self>,
@@ -29,10 +33,14 @@ impl Gateway {
         let window = window(&request.paths, request.format, request.limit, &mark)?;
         let _gate = session.enter().await?;
         // What is on its way from the kernel is part of the answer.
-        self.flush_view(&session).await?;
+        match self.flush_view(&session, FLUSH_PATIENCE).await {
+            // Its programs work on: what they store now may be in it or not.
+            Err(error) if error.code() == ErrorCode::Busy => {}
+            flushed => flushed?,
+        }
         let asked = Arc::clone(&session);
         self.blocking(move || {
-            let base = asked.lease.record().base;
+            let base = asked.base();
             let stack = asked.sandbox.stack()?;
             let (against, from) = match (request.against, &mark) {
                 (DiffAgainst::Base, _) => (None, base),
@@ -40,7 +48,7 @@ impl Gateway {
                 (DiffAgainst::Head, None) => (Some(stack.head()), stack.head()),
             };
             let found = asked
-                .upper
+                .upper()
                 .difference(against, &window)
                 .map_err(|error| gone_layer(error, stack))?;
             let next = next_mark(&found, from, from);

@@ -29,14 +29,11 @@ impl Gateway {
         let stack = sandbox.stack()?.clone();
         let root = PathBuf::from(OsString::from_vec(sandbox.workspace_root()));
         let options = PublishOptions {
-            owner: Owner::Host,
-            session_name: None,
-            message: None,
             request_id: Some(context.request_id.to_string()),
-            now_unix_ms: now_unix_ms(),
             dry_run: request.dry_run,
             markers: request.markers,
             policy: show::policy(&sandbox.row.lock().record.publish_policy),
+            ..PublishOptions::new(Owner::Host, now_unix_ms())
         };
         let steps = Steps::new(context.trace.clone());
         let span = context.trace.span("base.refresh");

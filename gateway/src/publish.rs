@@ -3,17 +3,21 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sandstack_api::runtime::{PublishWorkspaceSession, Published, SessionState};
-use sandstack_api::{ErrorCode, OperationName, RequestId};
-use sandstack_store::{Outcome, Owner, PublishOptions, PublishReport, Step};
+use sandstack_api::runtime::{
+    IgnoredPaths, PublishWorkspaceSession, Published, SessionState, Validate as ApiValidate,
+};
+use sandstack_api::{Blob, ErrorCode, OperationName, RequestId};
+use sandstack_store::{
+    LeaseId, Outcome, Owner, PublishOptions, PublishReport, Rebased, RelPath, Step, Upper, Validate,
+};
 use serde_json::json;
 
 use crate::clock::now_unix_ms;
 use crate::event::Subject;
 use crate::failure::{Failure, Result};
-use crate::gateway::{Command, Context, Gateway, Session};
+use crate::gateway::{Command, Context, Gateway, Place, Session};
 use crate::recover::PUBLISHING;
-use crate::session::{check_grace, mount_view};
+use crate::session::{FLUSH_DEADLINE, check_grace, mount_view};
 use crate::show;
 use crate::span::{OpenSpan, Trace};
 
@@ -62,6 +66,15 @@ impl Gateway {
         options.message = request.message;
         options.dry_run = request.dry_run;
         options.markers = request.markers;
+        options.drop_ignored = request.ignored == IgnoredPaths::Drop;
+        options.paths = parse_paths(&request.paths)?;
+        options.validate = match request.validate {
+            ApiValidate::Writes => Validate::Writes,
+            ApiValidate::Reads => Validate::Reads,
+        };
+        if (request.keep_open || !options.paths.is_empty()) && !request.dry_run {
+            return self.publish_and_go_on(context, &session, options).await;
+        }
         if !request.dry_run {
             self.set_session_state(
                 &session,
@@ -88,20 +101,127 @@ impl Gateway {
         Ok(show::published(&session.id, &report, !ends))
     }
 
+    /// Publishes, and goes on with the session on the new layer.
+    async fn publish_and_go_on(
+        self: &Arc<Self>,
+        context: &Context,
+        session: &Arc<Session>,
+        options: PublishOptions,
+    ) -> Result<Published> {
+        // What would not be published ends no process.
+        let dry = PublishOptions {
+            dry_run: true,
+            ..options.clone()
+        };
+        let subject = context.subject();
+        let foretold = self
+            .publish_occupied(&context.trace, session, dry, subject.clone())
+            .await?;
+        if let Outcome::Conflict | Outcome::StaleReads = foretold.outcome {
+            self.note_publish(&foretold, about(session, subject));
+            return Ok(show::published(&session.id, &foretold, true));
+        }
+        self.set_session_state(
+            session,
+            SessionState::Finalizing,
+            Some(PUBLISHING.to_owned()),
+        )?;
+        let result = self.publish_and_move(context, session, options).await;
+        // Whatever became of it, the session has a view again.
+        let reopened = self.reopen_view(session).await;
+        self.set_session_state(session, SessionState::Active, None)?;
+        let answer = result?;
+        reopened?;
+        Ok(answer)
+    }
+
+    async fn publish_and_move(
+        self: &Arc<Self>,
+        context: &Context,
+        session: &Arc<Session>,
+        options: PublishOptions,
+    ) -> Result<Published> {
+        // Processes that outlived their commands end, and so does what they might still write.
+        self.drop_view(session).await?;
+        let report = self
+            .publish_occupied(&context.trace, session, options.clone(), context.subject())
+            .await?;
+        let mut answer = show::published(&session.id, &report, true);
+        if let Outcome::Conflict | Outcome::StaleReads = report.outcome {
+            return Ok(answer);
+        }
+        let _span = context.trace.span("session.rebase");
+        let stack = session.sandbox.stack()?.clone();
+        let (upper, store) = (session.upper(), self.store.clone());
+        let moved = self
+            .blocking(move || {
+                let rebased = match stack.rebase(&upper, &options, &report)? {
+                    Ok(rebased) => rebased,
+                    Err(conflicts) => return Ok(Err(conflicts)),
+                };
+                let upper = Arc::new(store.open_upper(&rebased.lease)?);
+                Ok(Ok((rebased, upper)))
+            })
+            .await;
+        // What was published is, whatever becomes of the session.
+        match moved {
+            Ok(Ok((rebased, upper))) => self.go_over(session, rebased, upper).await,
+            Ok(Err(conflicts)) => {
+                let conflicts = conflicts.iter().take(show::MAX_ROWS);
+                answer.rest_conflicts = conflicts.map(|found| show::path(&found.path)).collect();
+            }
+            Err(error) => {
+                tracing::error!(session = %session.id, %error, "a session stays on its base after a publish");
+            }
+        }
+        answer.base = Some(show::layer_id(session.base()));
+        Ok(answer)
+    }
+
+    /// Makes what a rebase made the place of a session's changes.
+    async fn go_over(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        rebased: Rebased,
+        upper: Arc<Upper>,
+    ) {
+        let lease = rebased.lease;
+        let (row, old) = {
+            let mut row = session.row.lock();
+            let old = [Some(row.lease), row.content_lease];
+            row.lease = lease.id().0;
+            row.content_lease = rebased.content.as_ref().map(|content| content.id().0);
+            (row.clone(), old)
+        };
+        let put = self.session_rows.put(session.id.as_ref(), &row);
+        let place = std::mem::replace(&mut *session.place.write(), Place { lease, upper });
+        *session.changes.lock() = None;
+        let store = self.store.clone();
+        let released = self
+            .blocking(move || {
+                put?;
+                drop(place);
+                for lease in old.into_iter().flatten() {
+                    store.release(LeaseId(lease))?;
+                }
+                Ok(())
+            })
+            .await;
+        if let Err(error) = released {
+            tracing::error!(session = %session.id, %error, "what a session had before is released at the next start");
+        }
+    }
+
     pub(crate) fn publish_options(
         &self,
         session: &Session,
         request_id: Option<String>,
     ) -> PublishOptions {
         PublishOptions {
-            owner: Owner::Session(session.id.to_string()),
             session_name: session.row.lock().name.clone(),
-            message: None,
             request_id,
-            now_unix_ms: now_unix_ms(),
-            dry_run: false,
-            markers: false,
             policy: show::policy(&session.sandbox.row.lock().record.publish_policy),
+            ..PublishOptions::new(Owner::Session(session.id.to_string()), now_unix_ms())
         }
     }
 
@@ -115,14 +235,19 @@ impl Gateway {
     ) -> Result<PublishReport> {
         {
             let _span = trace.span("publish.flush");
-            self.flush_view(session).await?;
+            self.flush_view(session, FLUSH_DEADLINE).await?;
         }
         let stack = session.sandbox.stack()?.clone();
-        let upper = Arc::clone(&session.upper);
+        let upper = session.upper();
+        let view = session.view.lock().clone();
         let dry_run = options.dry_run;
         let report = {
             let trace = trace.clone();
             self.blocking(move || {
+                // What was read is on record before it is asked for.
+                if let Some(view) = view {
+                    view.recorder().flush()?;
+                }
                 let steps = Steps::new(trace);
                 let report = stack.publish(&upper, &options, &mut |step| steps.next(step))?;
                 Ok(report)
@@ -130,12 +255,7 @@ impl Gateway {
             .await?
         };
         if !dry_run {
-            let subject = Subject {
-                sandbox: Some(session.sandbox.id.clone()),
-                session: Some(session.id.clone()),
-                ..subject
-            };
-            self.note_publish(&report, subject);
+            self.note_publish(&report, about(session, subject));
         }
         Ok(report)
     }
@@ -159,6 +279,16 @@ impl Gateway {
                     .map(|c| c.path.to_string())
                     .collect();
                 let details = json!({ "conflicts": report.conflicts.len(), "paths": paths });
+                self.events.record("publish.rejected", subject, details);
+            }
+            Outcome::StaleReads => {
+                let paths: Vec<String> = report
+                    .stale_reads
+                    .iter()
+                    .take(20)
+                    .map(|stale| stale.path.to_string())
+                    .collect();
+                let details = json!({ "stale_reads": report.stale_reads.len(), "paths": paths });
                 self.events.record("publish.rejected", subject, details);
             }
             Outcome::NoChange | Outcome::DryRun => {}
@@ -243,6 +373,21 @@ impl Gateway {
         self.blocking(move || mount_view(&again, &slow)).await?;
         self.place_view(&session.sandbox, session).await
     }
+}
+
+fn about(session: &Session, subject: Subject) -> Subject {
+    Subject {
+        sandbox: Some(session.sandbox.id.clone()),
+        session: Some(session.id.clone()),
+        ..subject
+    }
+}
+
+fn parse_paths(paths: &[Blob]) -> Result<Vec<RelPath>> {
+    let paths = paths.iter().map(|path| {
+        RelPath::parse(&path.0).map_err(|error| Failure::invalid(format!("paths: {error}")))
+    });
+    paths.collect()
 }
 
 /// Spans of a publish's steps, one after the other.

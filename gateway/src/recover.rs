@@ -71,7 +71,9 @@ impl Gateway {
     /// Leases of sessions that were never recorded, or of operations that were interrupted.
     fn release_unowned_leases(&self, sessions: &[SessionRow]) -> Result<()> {
         for lease in self.store.leases()? {
-            if !sessions.iter().any(|row| row.lease == lease.id().0) {
+            let id = lease.id().0;
+            let owned = |row: &SessionRow| row.lease == id || row.content_lease == Some(id);
+            if !sessions.iter().any(owned) {
                 tracing::info!(lease = %lease.id(), holder = %lease.record().holder, "releasing a lease of nobody");
                 self.store.release(lease.id())?;
             }

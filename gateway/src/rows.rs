@@ -37,6 +37,9 @@ pub(crate) struct SessionRow {
     pub(crate) name: Option<String>,
     pub(crate) automatic: bool,
     pub(crate) lease: u64,
+    /// What keeps content that its changes refer to and its base has not.
+    #[serde(default)]
+    pub(crate) content_lease: Option<u64>,
     pub(crate) state: SessionState,
     pub(crate) state_reason: Option<String>,
     pub(crate) network_profile: NetworkProfile,

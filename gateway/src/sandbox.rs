@@ -443,7 +443,7 @@ impl Gateway {
                 self.blocking(move || Ok(session.changed_paths()?.len()))
                     .await?
             };
-            discarded_bytes += session.upper.content_bytes();
+            discarded_bytes += session.upper().content_bytes();
             if changed > 0 || running > 0 {
                 let name = session.row.lock().name.clone();
                 unpublished.push(json!({

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use sandstack_api::runtime::{
     ChangedPath, CreateWorkspaceSession, DestroyWorkspaceSession, DestroyedSession,
     InspectWorkspaceSession, InspectedSession, ListWorkspaceSessions, NetworkProfile, SessionPage,
@@ -28,7 +28,7 @@ use serde_json::json;
 use crate::clock::{new_id, now_unix_ms};
 use crate::event::Subject;
 use crate::failure::{Failure, Result, io_failure};
-use crate::gateway::{Context, Gate, Gateway, Sandbox, Session};
+use crate::gateway::{Context, Gate, Gateway, Place, Sandbox, Session};
 use crate::page::Page;
 use crate::provider::session_dir;
 use crate::rows::SessionRow;
@@ -42,8 +42,8 @@ const MAX_CHANGES: usize = 1000;
 const VIEW_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to end when it was aborted.
 const VIEW_DEADLINE: Duration = Duration::from_secs(20);
-/// How long a flush may take.
-const FLUSH_DEADLINE: Duration = Duration::from_secs(60);
+/// How long the flush before a publish may take.
+pub(crate) const FLUSH_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest life of an idle session, in seconds: a year.
 const MAX_TTL_S: u64 = 31_536_000;
 /// Longest grace, in seconds.
@@ -98,6 +98,7 @@ impl Gateway {
             name: request.name,
             automatic,
             lease: lease.id().0,
+            content_lease: None,
             state: SessionState::Active,
             state_reason: None,
             network_profile: request.network_profile.unwrap_or_default(),
@@ -130,7 +131,7 @@ impl Gateway {
             session: Some(session.id.clone()),
             ..context.subject()
         };
-        let base = session.lease.record().base.to_string();
+        let base = session.base().to_string();
         self.events.record(
             "workspace_session.created",
             subject,
@@ -208,8 +209,7 @@ impl Gateway {
                 id: row.id.clone(),
                 sandbox,
                 used_at: AtomicU64::new(row.used_at_unix_ms),
-                lease,
-                upper,
+                place: RwLock::new(Place { lease, upper }),
                 view: Mutex::new(None),
                 mount: Mutex::new(None),
                 namespaces: Arc::default(),
@@ -362,7 +362,9 @@ impl Gateway {
         *gate = Gate::Closed;
         self.set_session_state(session, SessionState::Finalizing, None)?;
         self.drop_view(session).await?;
-        let (store, lease) = (self.store.clone(), session.lease.id());
+        let store = self.store.clone();
+        let lease = session.place.read().lease.id();
+        let content = session.row.lock().content_lease.map(LeaseId);
         let dir = session_dir(&session.sandbox.dir, &session.id);
         self.blocking(move || {
             match fs::remove_dir_all(&dir) {
@@ -371,7 +373,11 @@ impl Gateway {
                 }
                 _ => {}
             }
-            Ok(store.release(lease)?)
+            store.release(lease)?;
+            if let Some(content) = content {
+                store.release(content)?;
+            }
+            Ok(())
         })
         .await?;
         self.session_rows.remove(session.id.as_ref())?;
@@ -386,7 +392,7 @@ impl Gateway {
         self.events.record(
             "lease.released",
             subject,
-            json!({ "layer": session.lease.record().base.to_string() }),
+            json!({ "layer": session.base().to_string() }),
         );
         Ok(())
     }
@@ -479,7 +485,7 @@ impl Gateway {
         self.blocking(move || {
             let changed_paths = session.changed_paths()?.len() as u64;
             let row = session.row.lock().clone();
-            let base = session.lease.record().base;
+            let base = session.base();
             let head = session.sandbox.stack()?.head();
             let used = session.used_at.load(Ordering::Relaxed);
             let running_commands = session.running.lock().keys().cloned().collect();
@@ -493,7 +499,7 @@ impl Gateway {
                 base: show::layer_id(base),
                 layers_behind_head: head.revision.saturating_sub(base.revision),
                 changed_paths,
-                bytes: session.upper.content_bytes(),
+                bytes: session.upper().content_bytes(),
                 running_commands,
                 network_profile: row.network_profile,
                 trace_mode: row.trace_mode,
@@ -602,7 +608,7 @@ impl Gateway {
             ))
             .with("changed_paths", changed));
         }
-        let freed_bytes = session.upper.content_bytes();
+        let freed_bytes = session.upper().content_bytes();
         let span = context.trace.span("session.end");
         let result = self.end_occupied(&session, &mut gate).await;
         drop(span);
@@ -617,8 +623,14 @@ impl Gateway {
         })
     }
 
-    /// Brings what programs stored through shared mappings into the upper.
-    pub(crate) async fn flush_view(self: &Arc<Self>, session: &Arc<Session>) -> Result<()> {
+    /// Brings what programs stored through shared mappings into the upper. While nobody stops the
+    /// session's programs, what is asked of its view has no end: then it is waited for `patience`
+    /// at most, and `busy` is answered.
+    pub(crate) async fn flush_view(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        patience: Duration,
+    ) -> Result<()> {
         let session = Arc::clone(session);
         self.blocking(move || {
             // Not held meanwhile: a flush may take its time.
@@ -626,7 +638,7 @@ impl Gateway {
             let Some(mount) = mount.transpose().map_err(io_failure("duplicating a descriptor"))? else {
                 return Ok(());
             };
-            match flush(mount.as_fd(), FLUSH_DEADLINE) {
+            match flush(mount.as_fd(), patience) {
                 Ok(_) => Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => Err(Failure::new(
                     ErrorCode::Busy,
@@ -681,7 +693,7 @@ pub(crate) fn mount_view(session: &Session, slow: &Arc<sandstack_fs::SlowPool>) 
 
 /// Serves the view of a session over `connection`.
 fn serve(session: &Session, connection: OwnedFd, slow: &Arc<sandstack_fs::SlowPool>) -> Result<()> {
-    let upper: Arc<Upper> = Arc::clone(&session.upper);
+    let upper: Arc<Upper> = session.upper();
     let mode = show::trace_mode(session.row.lock().trace_mode);
     let tree = Arc::new(Tree::new(Arc::clone(&upper))?);
     let recorder = Recorder::begin(

@@ -8,15 +8,15 @@ use sandstack_api::observability::{
 };
 use sandstack_api::runtime::{
     ChangeKind as ApiChangeKind, Conflict as ApiConflict, ConflictKind as ApiConflictKind,
-    Hunk as ApiHunk, LineRange, PublishOutcome, Published, SavedRef as ApiSavedRef, SkippedPath,
-    Version as ApiVersion,
+    Dependency as ApiDependency, Hunk as ApiHunk, LineRange, PublishOutcome, Published,
+    SavedRef as ApiSavedRef, SkippedPath, StaleRead as ApiStaleRead, Version as ApiVersion,
 };
 use sandstack_api::{Blob, LayerId as ApiLayerId, RequestId, SandboxId, SessionId};
 use sandstack_fs::TraceMode;
 use sandstack_store::{
-    AccessKind, ChangeKind, Conflict, ConflictKind, Hunk, ImportReport as StoreReport, LayerId,
-    LayerKind, LayerRecord, LineSpan, Outcome, Policy, PublishReport, RelPath, Route, Rule,
-    Version,
+    AccessKind, ChangeKind, Conflict, ConflictKind, Dependency, Hunk, ImportReport as StoreReport,
+    LayerId, LayerKind, LayerRecord, LineSpan, Outcome, Policy, PublishReport, RelPath, Route,
+    Rule, Version,
 };
 
 use crate::failure::{Failure, Result};
@@ -160,7 +160,7 @@ pub(crate) fn store_access_kind(kind: ApiAccessKind) -> AccessKind {
     }
 }
 
-/// The answer to a publish. `session_open` is what the caller makes of it.
+/// The answer to a publish. `session_open` and what becomes of the session is for the caller to say.
 pub(crate) fn published(
     session: &SessionId,
     report: &PublishReport,
@@ -179,7 +179,11 @@ pub(crate) fn published(
         skipped: skipped(report),
         saved_refs: saved_refs(report),
         ignored_paths: report.ignored_paths,
+        stale_reads: stale_reads(report),
+        stale_read_count: report.stale_reads.len() as u64,
         session_open,
+        base: None,
+        rest_conflicts: Vec::new(),
     }
 }
 
@@ -206,6 +210,7 @@ fn outcome(outcome: &Outcome) -> (PublishOutcome, Option<ApiLayerId>) {
         Outcome::Published(layer) => (PublishOutcome::Published, Some(layer_id(layer.id))),
         Outcome::NoChange => (PublishOutcome::NoChange, None),
         Outcome::Conflict => (PublishOutcome::Conflict, None),
+        Outcome::StaleReads => (PublishOutcome::StaleReads, None),
         Outcome::DryRun => (PublishOutcome::DryRun, None),
     }
 }
@@ -227,6 +232,22 @@ fn skipped(report: &PublishReport) -> Vec<SkippedPath> {
         reason: skipped.reason.to_owned(),
     });
     skipped.collect()
+}
+
+fn stale_reads(report: &PublishReport) -> Vec<ApiStaleRead> {
+    let stale = report.stale_reads.iter().take(MAX_ROWS);
+    let stale = stale.map(|stale| ApiStaleRead {
+        path: path(&stale.path),
+        dependency: match stale.dependency {
+            Dependency::Content => ApiDependency::Content,
+            Dependency::Existence => ApiDependency::Existence,
+            Dependency::Absence => ApiDependency::Absence,
+            Dependency::Listing => ApiDependency::Listing,
+        },
+        layer: stale.layer.map(layer_id),
+        owner: stale.owner.as_ref().map(ToString::to_string),
+    });
+    stale.collect()
 }
 
 fn saved_refs(report: &PublishReport) -> Vec<ApiSavedRef> {

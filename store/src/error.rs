@@ -97,6 +97,15 @@ pub enum Error {
     /// A path does not exist in a layer.
     #[error("no {0} in the layer")]
     NoPath(RelPath),
+    /// Nothing is changed at a path that is to be published.
+    #[error("nothing is changed at {0} in the session")]
+    NoChange(RelPath),
+    /// Reads are to be validated, and the record of them is not whole.
+    #[error("what the session read cannot be validated: {reason}")]
+    NoReads {
+        /// Why not.
+        reason: String,
+    },
     /// A file is too large for what was asked.
     #[error("{what} has {size} bytes; the limit is {limit}")]
     TooLarge {

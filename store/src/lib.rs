@@ -75,8 +75,8 @@ pub use objects::Objects;
 #[doc(hidden)]
 pub use point::{CRASH_POINTS, at_crash_points};
 pub use publish::{
-    Change, ChangeKind, Conflict, ConflictKind, Delta, Outcome, Policy, PublishOptions,
-    PublishReport, Route, Rule, SavedRef, Skipped, Step, Version,
+    Change, ChangeKind, Conflict, ConflictKind, Delta, Dependency, Outcome, Policy, PublishOptions,
+    PublishReport, Rebased, Route, Rule, SavedRef, Skipped, StaleRead, Step, Validate, Version,
 };
 pub use records::Table;
 pub use squash::Squashed;

@@ -145,7 +145,7 @@ impl Store {
 /// The host's inode numbers tell what was moved, but it gives a number that became free to what is
 /// made next. So a file keeps its number only if that number names nothing else in the result;
 /// a directory keeps the one that its path had, and a new one gets a new one.
-struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     upper: &'a Upper,
     old: &'a Lower,
     new: &'a Lower,
@@ -160,7 +160,7 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    fn write(
+    pub(crate) fn write(
         upper: &'a Upper,
         old: &'a Lower,
         new: &'a Lower,

@@ -166,7 +166,12 @@ pub(crate) fn squashed(answer: &SquashedLayers, style: &Style) -> Answer {
             units::bytes(answer.reclaimed_bytes),
         ),
     };
-    Answer::data(text).gaps(&answer.errors)
+    let mut out = Answer::data(text);
+    for error in &answer.errors {
+        let message = escaped(error.message.as_bytes());
+        out = out.note(format!("garbage was not collected: {message}"));
+    }
+    out
 }
 
 pub(crate) fn exported(answer: &ExportedChanges, style: &Style) -> Answer {
@@ -201,7 +206,7 @@ pub(crate) fn exported(answer: &ExportedChanges, style: &Style) -> Answer {
         ExportFormat::Patch => out,
         _ if answer.deleted_count == 0 => out,
         _ => out.note(format!(
-            "{} are not there any more, which this format cannot say; `--json` lists them",
+            "gone since, which this format cannot say: {}; `--json` lists them",
             units::plural(answer.deleted_count, "path")
         )),
     }

@@ -3,7 +3,7 @@
 use sandstack_api::Blob;
 use sandstack_api::management::Refreshed;
 use sandstack_api::runtime::{
-    Conflict, ConflictKind, LineRange, PublishOutcome, Published, SavedRef, SkippedPath,
+    Conflict, ConflictKind, Dependency, LineRange, PublishOutcome, Published, SavedRef, SkippedPath,
 };
 
 use super::{Answer, Style, Tone, escaped, escaped_lines, units};
@@ -17,7 +17,28 @@ pub(crate) fn published(answer: &Published, style: &Style) -> Answer {
         saved_refs: &answer.saved_refs,
         mine: "session",
     };
-    told.answer(format!("{}\n", summary(answer, style)), style)
+    let mut out = told.answer(format!("{}\n", summary(answer, style)), style);
+    for stale in &answer.stale_reads {
+        let what = match stale.dependency {
+            Dependency::Content => "read, and has changed since",
+            Dependency::Existence => "found, and is gone since",
+            Dependency::Absence => "missed, and is there since",
+            Dependency::Listing => "listed, and has other names since",
+        };
+        let by = match (&stale.owner, &stale.layer) {
+            (Some(owner), Some(layer)) => format!(" ({} in {layer})", escaped(owner.as_bytes())),
+            _ => String::new(),
+        };
+        let line = format!("stale {}: {what}{by}\n", escaped(&stale.path.0));
+        out.data.extend_from_slice(line.as_bytes());
+    }
+    for path in &answer.rest_conflicts {
+        out = out.note(format!(
+            "{} is not published and conflicts with the new layer, so the session stays on its base",
+            escaped(&path.0)
+        ));
+    }
+    out
 }
 
 pub(crate) fn refreshed(answer: &Refreshed, style: &Style) -> Answer {
@@ -35,7 +56,7 @@ pub(crate) fn refreshed(answer: &Refreshed, style: &Style) -> Answer {
         (PublishOutcome::DryRun, _) => {
             format!("{sandbox} would bring in {paths} onto {}\n", answer.head)
         }
-        (PublishOutcome::Conflict, _) => {
+        (PublishOutcome::Conflict | PublishOutcome::StaleReads, _) => {
             let count = units::plural(answer.conflict_count, "conflict");
             let count = style.paint(Tone::Bad, &count);
             format!(
@@ -105,9 +126,10 @@ impl Told<'_> {
 pub(crate) fn summary(answer: &Published, style: &Style) -> String {
     let session = &answer.workspace_session_id;
     let paths = units::plural(answer.changed_paths, "path");
-    let open = match answer.session_open {
-        true => "; the session is still open",
-        false => "",
+    let open = match (answer.session_open, &answer.base) {
+        (true, Some(base)) => format!("; the session goes on, based on {base}"),
+        (true, None) => "; the session is still open".to_owned(),
+        (false, _) => String::new(),
     };
     match (answer.outcome, &answer.layer) {
         (PublishOutcome::Published, Some(layer)) => {
@@ -121,6 +143,14 @@ pub(crate) fn summary(answer: &Published, style: &Style) -> String {
         (PublishOutcome::NoChange, _) => format!("{session} changed nothing{open}"),
         (PublishOutcome::DryRun, _) => {
             format!("{session} would publish {paths} onto {}", answer.head)
+        }
+        (PublishOutcome::StaleReads, _) => {
+            let count = units::plural(answer.stale_read_count, "stale read");
+            let count = style.paint(Tone::Bad, &count);
+            format!(
+                "{session} was not published: {count} against {}; its work is kept",
+                answer.head
+            )
         }
         (PublishOutcome::Conflict, _) => {
             let count = units::plural(answer.conflict_count, "conflict");

@@ -93,7 +93,7 @@ pub(crate) fn usage(answer: &StoreUsageReply, style: &Style) -> Answer {
     ] {
         if all > listed as u64 {
             let more = units::plural(all - listed as u64, what);
-            out = out.note(format!("{more} with less are not listed"));
+            out = out.note(format!("not listed: {more} with less"));
         }
     }
     out.gaps(&answer.errors)
@@ -122,7 +122,7 @@ pub(crate) fn verified(answer: &VerifiedStore, style: &Style) -> Answer {
     let out = Answer::data(text);
     let out = match answer.problem_count > listed {
         true => out.note(format!(
-            "{} are not listed",
+            "not listed: {}",
             units::plural(answer.problem_count - listed, "more problem")
         )),
         false => out,

@@ -327,8 +327,16 @@ fn garbage(dry_run: bool) -> Value {
 fn refreshed() -> Value {
     let mut answer = published();
     let fields = answer.as_object_mut().expect("an object");
-    fields.remove("workspace_session_id");
-    fields.remove("session_open");
+    for name in [
+        "workspace_session_id",
+        "session_open",
+        "stale_reads",
+        "stale_read_count",
+        "base",
+        "rest_conflicts",
+    ] {
+        fields.remove(name);
+    }
     fields.insert("sandbox_id".to_owned(), "sb-k3v9t2".into());
     answer
 }
@@ -353,7 +361,13 @@ fn published() -> Value {
         "skipped": [{ "path": "run.sock", "reason": "socket" }],
         "saved_refs": [{ "name": "refs/heads/main",
             "saved_as": "refs/sandbox/ws-8fq2m1/heads/main" }],
-        "ignored_paths": 1, "session_open": true
+        "ignored_paths": 1, "session_open": true,
+        "stale_reads": [
+            { "path": "lib\u{1b}[2J.rs", "dependency": "content", "layer": "L000024",
+                "owner": "workspace_session:ws-2" },
+            { "path": "src", "dependency": "listing" }
+        ],
+        "stale_read_count": 2, "base": "L000024", "rest_conflicts": ["notes\u{7}"]
     })
 }
 

@@ -155,6 +155,14 @@ fn what_is_typed_is_what_is_posted() {
         ),
         (
             R,
+            "publish_workspace_session ws-1 --paths src --paths a␣b --keep-open --validate reads --ignored drop",
+            json!({
+                "workspace_session_id": "ws-1", "paths": ["src", "a b"], "keep_open": true,
+                "validate": "reads", "ignored": "drop"
+            }),
+        ),
+        (
+            R,
             "destroy_workspace_session --workspace-session-id ws-1 --force --grace-s=0",
             json!({ "workspace_session_id": "ws-1", "force": true, "grace_s": 0 }),
         ),

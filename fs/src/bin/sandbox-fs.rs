@@ -17,7 +17,7 @@ use sandstack_fs::{
     MountOptions, Recorder, SlowPool, TraceMode, Transport, Tree, View, ViewOptions, detached,
     mount_at, unmount, with_fusermount,
 };
-use sandstack_store::{Lease, LeaseId, Outcome, Owner, Policy, PublishOptions, Store, Table};
+use sandstack_store::{Lease, LeaseId, Outcome, Owner, PublishOptions, Store, Table};
 
 /// A workspace session's view at a path, without a gateway.
 #[derive(Parser)]
@@ -367,14 +367,8 @@ fn publish(args: &SessionArgs) -> Result<(), Failure> {
     let lease = find_known(&store, &args.session)?;
     let upper = store.open_upper(&lease)?;
     let options = PublishOptions {
-        owner: Owner::Session(args.session.clone()),
         session_name: Some(args.session.clone()),
-        message: None,
-        request_id: None,
-        now_unix_ms: now_unix_ms(),
-        dry_run: false,
-        markers: false,
-        policy: Policy::default(),
+        ..PublishOptions::new(Owner::Session(args.session.clone()), now_unix_ms())
     };
     let report = store
         .stack(lease.record().stack)?
@@ -387,7 +381,7 @@ fn publish(args: &SessionArgs) -> Result<(), Failure> {
             layer.id, report.changed_paths
         )?,
         Outcome::NoChange => writeln!(out, "no change")?,
-        Outcome::DryRun => {}
+        Outcome::DryRun | Outcome::StaleReads => {}
         Outcome::Conflict => {
             for conflict in &report.conflicts {
                 writeln!(out, "{:?}\t{}", conflict.kind, conflict.path)?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::name::RelPath;
 use crate::node::{Body, Kind, Node};
 
@@ -49,6 +50,36 @@ impl Delta {
 }
 
 impl Delta {
+    /// Leaves only what is at `paths` and below them, and the new directories on the way there. All
+    /// is left if there are none.
+    ///
+    /// # Errors
+    /// [`Error::NoChange`] for a path at which nothing is changed.
+    pub(super) fn select(&mut self, paths: &[RelPath]) -> Result<()> {
+        if paths.is_empty() {
+            return Ok(());
+        }
+        let changed = |wanted: &RelPath| {
+            let mut changes = self.changes.iter();
+            changes.any(|(path, change)| path.is_within(wanted) && change.kind().is_some())
+        };
+        if let Some(path) = paths.iter().find(|path| !changed(path)) {
+            return Err(Error::NoChange(path.clone()));
+        }
+        self.changes.retain(|path, change| {
+            let is_new = matches!(
+                change.kind(),
+                Some(ChangeKind::Added | ChangeKind::TypeChanged)
+            );
+            let is_directory = |node: &Node| node.kind() == Kind::Directory;
+            let on_the_way = is_new
+                && change.mine.as_ref().is_some_and(is_directory)
+                && paths.iter().any(|wanted| wanted.is_within(path));
+            on_the_way || paths.iter().any(|wanted| path.is_within(wanted))
+        });
+        Ok(())
+    }
+
     /// The delta without the sockets that mine has, which cannot be published, and their paths. What
     /// one took the place of is gone.
     pub(super) fn split_sockets(mut self) -> (Delta, Vec<RelPath>) {

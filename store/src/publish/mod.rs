@@ -16,6 +16,8 @@ mod git;
 mod git_index;
 mod numbers;
 mod origins;
+mod reads;
+mod rebase;
 mod refs;
 mod resolve;
 mod route;
@@ -29,6 +31,8 @@ pub use conflict::{Conflict, ConflictKind, Version};
 pub(crate) use delta::difference;
 pub use delta::{Change, ChangeKind, Delta};
 
+pub use reads::{Dependency, StaleRead, Validate};
+pub use rebase::Rebased;
 pub use route::{Policy, Route, Rule, SavedRef, Skipped};
 
 use crate::blame::Owners;
@@ -41,6 +45,7 @@ use crate::name::RelPath;
 use crate::point;
 use crate::stack::{Stack, StackRecord};
 use crate::upper::Upper;
+use reads::Reads;
 use resolve::{Resolution, Resolver};
 
 /// Resolutions that may be overtaken by other publishes before one is done with the gate held, so
@@ -66,6 +71,32 @@ pub struct PublishOptions {
     pub markers: bool,
     /// How paths are routed.
     pub policy: Policy,
+    /// Only these paths and what is below them, with the new directories on the way; all if there
+    /// are none.
+    pub paths: Vec<RelPath>,
+    /// Whether what the session read may have changed since.
+    pub validate: Validate,
+    /// Do not publish what the ignored route applies to.
+    pub drop_ignored: bool,
+}
+
+impl PublishOptions {
+    /// A publish of everything, at this time, of which nothing more is said.
+    pub fn new(owner: Owner, now_unix_ms: u64) -> Self {
+        PublishOptions {
+            owner,
+            session_name: None,
+            message: None,
+            request_id: None,
+            now_unix_ms,
+            dry_run: false,
+            markers: false,
+            policy: Policy::default(),
+            paths: Vec::new(),
+            validate: Validate::Writes,
+            drop_ignored: false,
+        }
+    }
 }
 
 /// How a publish ended.
@@ -77,6 +108,8 @@ pub enum Outcome {
     NoChange,
     /// At least one path conflicts.
     Conflict,
+    /// Nothing conflicts, but what the session read has changed since, and must not have.
+    StaleReads,
     /// It would publish.
     DryRun,
 }
@@ -100,6 +133,8 @@ pub struct PublishReport {
     pub saved_refs: Vec<SavedRef>,
     /// Paths published by the ignored route.
     pub ignored_paths: u64,
+    /// What the session read and others have changed since its base, in path order.
+    pub stale_reads: Vec<StaleRead>,
 }
 
 /// A step of a publish, for whoever times it.
@@ -146,7 +181,9 @@ impl Stack {
     /// The session's processes must not change anything meanwhile.
     ///
     /// # Errors
-    /// [`Error::NoLease`] if the upper is not of this stack, [`Error::Io`] (a full disk among
+    /// [`Error::NoLease`] if the upper is not of this stack, [`Error::NoChange`] if nothing is changed
+    /// at one of the asked paths, [`Error::NoReads`] if reads are to be validated and were not
+    /// recorded, [`Error::Io`] (a full disk among
     /// them), [`Error::Database`], [`Error::Failed`], or as reading an object. After an error the
     /// head and the session are as before.
     pub fn publish(
@@ -161,7 +198,8 @@ impl Stack {
         on_step(Step::Capture);
         let pins = Arc::new(self.store().objects().pins());
         let batch = self.store().objects().batch_with(&pins);
-        let (delta, sockets) = upper.capture(Some(&batch))?.split_sockets();
+        let (mut delta, sockets) = upper.capture(Some(&batch))?.split_sockets();
+        delta.select(&options.paths)?;
         let mut added_bytes = batch.added_bytes();
         if delta.kinds().next().is_none() {
             let mut report = PublishReport::empty(Outcome::NoChange, self.head());
@@ -175,6 +213,10 @@ impl Stack {
         self.db().commit(db_batch, Durability::Process)?;
         point::pass("publish.content");
 
+        let mut reads = match options.validate {
+            Validate::Reads => Some(Reads::of(self, upper, options.validate)?),
+            Validate::Writes => None,
+        };
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -198,8 +240,19 @@ impl Stack {
             };
             let resolution = resolver.run(&delta, &sockets, upper)?;
             let mut report = resolution.report(head_id);
+            if !resolver.head_is_base() {
+                let reads = match &mut reads {
+                    Some(reads) => reads,
+                    none => none.insert(Reads::of(self, upper, options.validate)?),
+                };
+                report.stale_reads = reads.stale(&resolver, upper)?;
+            }
             if !resolution.conflicts.is_empty() {
                 report.outcome = Outcome::Conflict;
+                return Ok(report);
+            }
+            if options.validate == Validate::Reads && !report.stale_reads.is_empty() {
+                report.outcome = Outcome::StaleReads;
                 return Ok(report);
             }
             if resolution.edits.is_empty() {
@@ -291,6 +344,7 @@ impl PublishReport {
             skipped: Vec::new(),
             saved_refs: Vec::new(),
             ignored_paths: 0,
+            stale_reads: Vec::new(),
         }
     }
 }

@@ -510,6 +510,10 @@ impl Pass<'_> {
 
     /// The last writer wins, whatever stands in the way.
     fn take_ignored(&mut self, path: &RelPath, mine: Option<&Node>) -> Result<()> {
+        if self.resolver.options.drop_ignored {
+            self.skip(path, "ignored");
+            return Ok(());
+        }
         let head = self.resolver.head.node_at(path)?;
         if is_directory(head.as_ref()) && !is_directory(mine) {
             self.remove_below(path)?;

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
+use super::ChangeKind;
+use crate::compare::PathChange;
 use crate::error::Result;
 use crate::layer::LayerRecord;
 use crate::lower::Lower;
@@ -174,6 +176,24 @@ impl Since {
             }
             at = at.split().map(|(parent, _)| parent)?;
         }
+    }
+
+    /// The newest layer that gave the directory at `path` a name, or took one from it; `changes` are
+    /// the differences between base and head.
+    pub(super) fn relisted_by(
+        &self,
+        path: &RelPath,
+        changes: &BTreeMap<RelPath, PathChange>,
+    ) -> Option<&LayerRecord> {
+        let below = changes
+            .range::<RelPath, _>(path..)
+            .take_while(|(at, _)| at.is_within(path));
+        let named = below.filter(|(at, change)| {
+            let directly = at.split().is_some_and(|(parent, _)| parent == *path);
+            directly && matches!(change.kind, ChangeKind::Added | ChangeKind::Deleted)
+        });
+        let newest = named.filter_map(|(at, _)| self.paths.get(at)).max()?;
+        self.layers.get(*newest)
     }
 }
 

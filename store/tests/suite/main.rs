@@ -19,6 +19,8 @@ mod import_disturbed;
 mod meeting;
 mod merge;
 mod programs;
+mod reads;
+mod rebase;
 mod refresh;
 mod routes;
 mod squash;

@@ -9,7 +9,7 @@ use crate::{Blob, LayerId, SessionId};
 ///
 /// Each changed path is taken, or merged by lines with what others published since. One path that cannot be
 /// merged rejects the whole publish, changes nothing, lists every conflict, and leaves the session as it was.
-/// After success the session ends.
+/// After success the session ends, unless `keep_open` or `paths` say that it goes on.
 ///
 /// Example: `{"workspace_session_id": "ws-8fq2m1", "message": "fix login"}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,11 +26,46 @@ pub struct PublishWorkspaceSession {
     /// Also return, for each text conflict, the merged text with diff3 markers (at most 256 KiB each); default false.
     #[serde(default)]
     pub markers: bool,
+    /// Publish only what is at these paths and below them, relative to the workspace root, with the new directories on
+    /// the way; default all. The session goes on with the rest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<Blob>,
+    /// Go on with the session, on the new layer; processes that outlived their commands end. Default false.
+    #[serde(default)]
+    pub keep_open: bool,
+    /// Whether what the session only read may have changed since its base; default `writes`.
+    #[serde(default)]
+    pub validate: Validate,
+    /// Whether what `.gitignore` ignores is published; default `keep`.
+    #[serde(default)]
+    pub ignored: IgnoredPaths,
     /// Seconds that running commands get to end after SIGTERM before they are killed, 0 to 60. Without it a
     /// publish is refused while commands run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 60))]
     pub grace_s: Option<u64>,
+}
+
+/// What a publish checks besides conflicts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Validate {
+    /// Only what was written: `stale_reads` are told, and do not matter.
+    #[default]
+    Writes,
+    /// What was read, too: one stale read rejects the publish. Needs a trace mode other than `off`.
+    Reads,
+}
+
+/// What becomes of paths that are ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IgnoredPaths {
+    /// Published; the last writer wins.
+    #[default]
+    Keep,
+    /// Not published, and told as skipped.
+    Drop,
 }
 
 /// How a publish ended.
@@ -43,6 +78,8 @@ pub enum PublishOutcome {
     NoChange,
     /// At least one path conflicts; nothing changed.
     Conflict,
+    /// Nothing conflicts, but others have changed what the session read, and `validate` forbids it; nothing changed.
+    StaleReads,
     /// Asked by `dry_run`, and it would publish.
     DryRun,
 }
@@ -73,8 +110,50 @@ pub struct Published {
     pub saved_refs: Vec<SavedRef>,
     /// Paths published by the `ignored` route.
     pub ignored_paths: u64,
+    /// What the session read, and others have changed since its base; at most 1000.
+    #[serde(default)]
+    pub stale_reads: Vec<StaleRead>,
+    /// How many stale reads there are.
+    #[serde(default)]
+    pub stale_read_count: u64,
     /// Whether the session is still there.
     pub session_open: bool,
+    /// The layer that the session is based on now, if it goes on after it published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<LayerId>,
+    /// What the session did not publish and conflicts with the new layer: because of it the session stays on the base
+    /// that it had. At most 1000.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rest_conflicts: Vec<Blob>,
+}
+
+/// How a session depends on a path that it has not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Dependency {
+    /// It read the content, or ran it.
+    Content,
+    /// It found something there.
+    Existence,
+    /// It found nothing there.
+    Absence,
+    /// It listed the directory.
+    Listing,
+}
+
+/// Something that the session read, and that others have changed since its base.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StaleRead {
+    /// The path.
+    pub path: Blob,
+    /// How the session depends on it.
+    pub dependency: Dependency,
+    /// The layer that changed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<LayerId>,
+    /// Who published that layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
 }
 
 /// Why a path cannot be merged.

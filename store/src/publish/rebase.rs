@@ -1,0 +1,128 @@
+//! Rebase: a session that goes on after a publish, on the newest layer, with what it has not
+//! published.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::conflict::Conflict;
+use super::delta::Delta;
+use super::resolve::Resolver;
+use super::route::Policy;
+use super::{PublishOptions, PublishReport};
+use crate::compare::compare;
+use crate::db::Durability;
+use crate::edit;
+use crate::error::Result;
+use crate::lease::{Lease, LeaseId, LeaseRecord};
+use crate::name::RelPath;
+use crate::refresh::Writer;
+use crate::stack::Stack;
+use crate::upper::Upper;
+
+/// The leases of a session that goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rebased {
+    /// The session's, with an upper that holds what is not published. Nobody has it open.
+    pub lease: Lease,
+    /// What keeps the content of that; to be released with the session. `None` if there is none.
+    pub content: Option<Lease>,
+}
+
+impl Stack {
+    /// Makes a session on the head that has what `upper` changed and the publish with `options`,
+    /// which answered `report`, did not take. Sockets are left behind. The session of `upper` stays as
+    /// it is: whoever goes over to the new one releases its lease.
+    ///
+    /// If that cannot be merged with the head, its conflicts are returned, and nothing is made.
+    ///
+    /// # Errors
+    /// As [`Stack::publish`].
+    pub fn rebase(
+        &self,
+        upper: &Upper,
+        options: &PublishOptions,
+        report: &PublishReport,
+    ) -> Result<Result<Rebased, Vec<Conflict>>> {
+        let store = self.store();
+        let pins = Arc::new(store.objects().pins());
+        let batch = store.objects().batch_with(&pins);
+        let (delta, _) = upper.capture(Some(&batch))?.split_sockets();
+        let rest = rest(delta, options, report)?;
+        let mut db_batch = self.db().batch();
+        batch.finish(&mut db_batch)?;
+        self.db().commit(db_batch, Durability::Process)?;
+
+        let (head_layer, _head_pin) = self.pin_head()?;
+        let head = store.lower(&head_layer.root)?;
+        let lease_on = |root, holder: String, quota| {
+            store.record_lease(LeaseRecord {
+                id: LeaseId(0),
+                stack: self.id(),
+                base: head_layer.id,
+                base_root: root,
+                holder,
+                created_unix_ms: options.now_unix_ms,
+                first_ino: 0,
+                quota,
+            })
+        };
+        let old = upper.lease();
+        if rest.kinds().next().is_none() {
+            let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;
+            let content = None;
+            return Ok(Ok(Rebased { lease, content }));
+        }
+        let batch = store.objects().batch_with(&pins);
+        let private = PublishOptions {
+            policy: Policy::default(),
+            paths: Vec::new(),
+            drop_ignored: false,
+            ..options.clone()
+        };
+        let resolver = Resolver {
+            stack: self,
+            base: upper.lower(),
+            head: &head,
+            base_revision: old.base.revision,
+            head_layer: &head_layer,
+            options: &private,
+            batch: &batch,
+        };
+        let resolution = resolver.run(&rest, &[], upper)?;
+        if !resolution.conflicts.is_empty() {
+            return Ok(Err(resolution.conflicts));
+        }
+        let root = edit::apply(&head, &resolution.edits, &batch)?;
+        let mut db_batch = self.db().batch();
+        batch.finish(&mut db_batch)?;
+        let _root_pin = store.objects().pin_root(root);
+        self.db().commit(db_batch, Durability::Power)?;
+        let content = lease_on(root, format!("content of {}", old.holder), None)?;
+        let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;
+        let written = store.open_upper(&lease).and_then(|upper| {
+            let merged = store.lower(&root)?;
+            Writer::write(&upper, &head, &merged, &compare(&head, &merged)?)?;
+            upper.sync()
+        });
+        if let Err(error) = written {
+            store.release(lease.id())?;
+            store.release(content.id())?;
+            return Err(error);
+        }
+        Ok(Ok(Rebased {
+            lease,
+            content: Some(content),
+        }))
+    }
+}
+
+/// What of a delta a publish did not take.
+fn rest(delta: Delta, options: &PublishOptions, report: &PublishReport) -> Result<Delta> {
+    let mut taken = delta.clone();
+    taken.select(&options.paths)?;
+    let skipped: BTreeSet<&RelPath> = report.skipped.iter().map(|skipped| &skipped.path).collect();
+    let mut rest = delta;
+    rest.changes
+        .retain(|path, _| !taken.changes.contains_key(path) || skipped.contains(path));
+    Ok(rest)
+}
