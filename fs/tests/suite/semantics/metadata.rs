@@ -1,7 +1,7 @@
 //! Semantics: permissions, owners, set-id bits, times, extended attributes, special files.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
@@ -249,6 +249,21 @@ fn reading_does_not_move_atime() {
             }
             disk.remount();
         }
+    });
+}
+
+/// > What goes through a FIFO moves none of its times: the kernel tells nobody.
+#[test]
+fn times_of_fifos_stay() {
+    in_every_mode("times_of_fifos_stay", everything, |disk| {
+        let path = disk.path("fifo");
+        let before = syscalls::times(&path);
+        let mut file = open(&path, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
+        file.write_all(b"through").unwrap();
+        let mut bytes = [0; 7];
+        file.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"through");
+        assert_eq!(syscalls::times(&path), before);
     });
 }
 
