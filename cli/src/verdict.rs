@@ -1,12 +1,15 @@
 //! The exit code of a call that was answered.
 
 use sandstack_api::OperationName;
+use sandstack_api::management::{Refreshed, VerifiedStore};
 use sandstack_api::runtime::{CommandReply, CommandStatus, PublishOutcome, Published};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::grammar;
 
+/// Something is wrong with what was looked at.
+const FAILURE: u8 = 1;
 /// A publish that was answered and changed nothing.
 const CONFLICT: u8 = 4;
 /// A command that its `timeout_ms` ended, as `timeout(1)` has it.
@@ -16,12 +19,21 @@ const NO_CODE: u8 = 125;
 
 /// The exit code of `operation`, answered with `answer`.
 ///
-/// 0, unless a publish ended in conflicts: then 4, also for the publish that ends an automatic
-/// session. With `passes_code` it is that of the command, and 4 only where the command's is 0.
+/// 0, unless a publish or refresh ended in conflicts: then 4, also for the publish that ends an
+/// automatic session; 1 if a check of the store found something wrong. With `passes_code` it is that of the command, and 4 only where the command's is 0.
 pub(crate) fn exit_code(operation: OperationName, answer: &Value, passes_code: bool) -> u8 {
     if operation == OperationName::PublishWorkspaceSession {
         let conflict = Published::deserialize(answer).is_ok_and(|published| conflicts(&published));
         return if conflict { CONFLICT } else { 0 };
+    }
+    if operation == OperationName::RefreshBase {
+        let conflict = Refreshed::deserialize(answer)
+            .is_ok_and(|refreshed| refreshed.outcome == PublishOutcome::Conflict);
+        return if conflict { CONFLICT } else { 0 };
+    }
+    if operation == OperationName::VerifyStore {
+        let damaged = VerifiedStore::deserialize(answer).is_ok_and(|found| found.problem_count > 0);
+        return if damaged { FAILURE } else { 0 };
     }
     if !grammar::answers_a_command(operation) {
         return 0;
@@ -119,6 +131,14 @@ mod tests {
 
     #[test]
     fn conflicts_are_never_a_silent_success() {
+        let verify = |count: u64| {
+            let answer = json!({
+                "problems": [], "problem_count": count, "objects": 1, "bytes": 1, "layers": 1,
+                "leases": 0, "blamed": 0, "sampled_at_unix_ms": 0, "errors": []
+            });
+            exit_code(OperationName::VerifyStore, &answer, false)
+        };
+        assert_eq!((verify(0), verify(2)), (0, 1));
         let publish = OperationName::PublishWorkspaceSession;
         assert_eq!(exit_code(publish, &published("conflict"), false), 4);
         for outcome in ["published", "no_change", "dry_run"] {

@@ -29,22 +29,23 @@ pub fn number_of(mount: BorrowedFd<'_>) -> io::Result<FilesystemNumber> {
     Ok(FilesystemNumber(stat.stx_dev_minor))
 }
 
-/// Has what was written to the filesystem of a mount sent to whoever serves it.
-///
-/// # Errors
-/// As `syncfs(2)`; nobody serves it.
-pub fn flush(mount: BorrowedFd<'_>) -> io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(mount, c".", flags, Mode::empty())?;
-    Ok(rustix::fs::syncfs(&root)?)
-}
-
 /// Aborts the connection of a filesystem. What was not flushed is lost.
 ///
 /// # Errors
 /// `NotFound` if it has ended; otherwise this process may not, being neither root nor the user who
 /// mounted it on a host that has [`CONTROL`] mounted.
 pub fn abort(filesystem: FilesystemNumber) -> io::Result<()> {
+    let file = control_file(filesystem, "abort", OFlags::WRONLY)?;
+    rustix::io::write(&file, b"1")?;
+    Ok(())
+}
+
+/// Opens a file by which the kernel lets a filesystem's connection be looked at or ended.
+pub(crate) fn control_file(
+    filesystem: FilesystemNumber,
+    name: &str,
+    access: OFlags,
+) -> io::Result<OwnedFd> {
     let control = match rustix::fs::open(
         Path::new(CONTROL),
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -54,15 +55,14 @@ pub fn abort(filesystem: FilesystemNumber) -> io::Result<()> {
         // Not mounted there: an empty directory of sysfs.
         _ => control_of_ours()?,
     };
-    let name = format!("{}/abort", filesystem.0);
-    let file = rustix::fs::openat(
+    let name = format!("{}/{name}", filesystem.0);
+    let flags = access | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(
         &control,
         name.as_str(),
-        OFlags::WRONLY | OFlags::CLOEXEC,
+        flags,
         Mode::empty(),
-    )?;
-    rustix::io::write(&file, b"1")?;
-    Ok(())
+    )?)
 }
 
 fn has(control: BorrowedFd<'_>, filesystem: FilesystemNumber) -> bool {

@@ -22,6 +22,7 @@ mod abort;
 mod adapter;
 mod error;
 mod files;
+mod flush;
 mod mount;
 mod notify;
 mod placement;
@@ -33,9 +34,10 @@ mod tree;
 mod uring;
 mod view;
 
-pub use abort::{FilesystemNumber, abort, flush, number_of};
+pub use abort::{FilesystemNumber, abort, number_of};
 pub use error::{Error, Result};
 pub use files::{DirectoryItem, FileInfo, Files, Written};
+pub use flush::{Flushed, flush};
 pub use mount::{
     MountOptions, Mounted, another, detached, is_mounted_at, mount_at, unmount, unmount_with_users,
     with_fusermount,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 
 use fuser::{Config, Session, SessionACL};
@@ -15,7 +15,7 @@ use crate::files::Files;
 use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
-use crate::requests::{Known, Requests};
+use crate::requests::{Known, MAX_TRANSFER, Requests};
 use crate::transport::Transport;
 use crate::tree::Tree;
 use crate::uring;
@@ -190,6 +190,7 @@ fn serve_with_fuser(
     connection: OwnedFd,
     threads: usize,
 ) -> io::Result<JoinHandle<io::Result<()>>> {
+    ALLOCATION.call_once(keep_buffers_apart);
     let mut config = Config::default();
     config.n_threads = Some(threads.clamp(1, 16));
     config.clone_fd = threads > 1;
@@ -199,6 +200,25 @@ fn serve_with_fuser(
     std::thread::Builder::new()
         .name("fs-view".to_owned())
         .spawn(move || end_of_connection(session.run()))
+}
+
+static ALLOCATION: Once = Once::new();
+
+/// Has glibc map fuser's buffers, one of [`MAX_TRANSFER`] and a page for each thread, instead of taking
+/// them from its heap. Most requests use their first few hundred bytes; from the heap all of it would
+/// be cleared, and so be memory: 12 MB for each view. Left to itself glibc goes to the heap for what is
+/// as large as something that was once freed. Replies, which are no larger than a transfer, stay in the
+/// heap: they come and go with each read.
+fn keep_buffers_apart() {
+    #[cfg(target_env = "gnu")]
+    {
+        let threshold = MAX_TRANSFER as i32 + 1;
+        // SAFETY: it takes two numbers, and may be called at any time.
+        let done = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, threshold) };
+        if done == 0 {
+            tracing::warn!("each view will take some 12 MB of memory more than it uses");
+        }
+    }
 }
 
 /// Whether a connection ended as it should, with the last mount. A thread that has a request in hand

@@ -51,6 +51,19 @@ impl Principal {
         ))
     }
 
+    /// Checks that the token is for all sandboxes, as what looks at the whole store needs.
+    pub(crate) fn require_every_sandbox(&self) -> Result<()> {
+        match &self.sandbox {
+            Some(only) => Err(Failure::new(
+                ErrorCode::Forbidden,
+                format!(
+                    "this token is for sandbox {only} alone, and this operation is about the store that all share"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Checks that the token is for `sandbox`.
     pub(crate) fn require_sandbox(&self, sandbox: &SandboxId) -> Result<()> {
         match &self.sandbox {

@@ -29,6 +29,24 @@ impl Gateway {
             Request::DestroySandbox(request) => {
                 answer::<management::DestroySandbox>(self.destroy_sandbox(context, &request).await)
             }
+            Request::RefreshBase(request) => {
+                answer::<management::RefreshBase>(self.refresh_base(context, &request).await)
+            }
+            Request::SquashLayerstacks(request) => answer::<management::SquashLayerstacks>(
+                self.squash_layerstacks(context, &request).await,
+            ),
+            Request::ExportChanges(request) => {
+                answer::<management::ExportChanges>(self.export_changes(context, request).await)
+            }
+            Request::CollectGarbage(request) => {
+                answer::<management::CollectGarbage>(self.collect_garbage(context, &request).await)
+            }
+            Request::StoreUsage(_) => {
+                answer::<management::StoreUsage>(self.store_usage(context).await)
+            }
+            Request::VerifyStore(_) => {
+                answer::<management::VerifyStore>(self.verify_store(context).await)
+            }
             Request::CreateWorkspaceSession(request) => answer::<runtime::CreateWorkspaceSession>(
                 self.create_workspace_session(context, request).await,
             ),
@@ -40,6 +58,9 @@ impl Gateway {
                     self.inspect_workspace_session(context, &request).await,
                 )
             }
+            Request::DiffWorkspaceSession(request) => answer::<runtime::DiffWorkspaceSession>(
+                self.diff_workspace_session(context, request).await,
+            ),
             Request::PublishWorkspaceSession(request) => {
                 answer::<runtime::PublishWorkspaceSession>(
                     self.publish_workspace_session(context, request).await,
@@ -88,6 +109,12 @@ impl Gateway {
             }
             Request::FileBlame(request) => {
                 answer::<runtime::FileBlame>(self.file_blame(context, request).await)
+            }
+            Request::ListLayers(request) => {
+                answer::<runtime::ListLayers>(self.list_layers(context, &request).await)
+            }
+            Request::DiffLayers(request) => {
+                answer::<runtime::DiffLayers>(self.diff_layers(context, request).await)
             }
             Request::Snapshot(request) => {
                 answer::<observability::Snapshot>(self.snapshot(context, &request).await)

@@ -22,7 +22,7 @@ impl<T> Page<T> {
         let start = match token {
             None => 0,
             Some(token) => {
-                let last = decode(token)?;
+                let last = String::from_utf8(decode(token)?).map_err(|_| no_token(token))?;
                 let position = rows.iter().position(|row| key(row) == last);
                 // A row that went takes the page with it: better the start again than a hole.
                 position.map_or(0, |position| position + 1)
@@ -31,7 +31,7 @@ impl<T> Page<T> {
         let more = rows.len() > start + limit;
         let rows: Vec<T> = rows.into_iter().skip(start).take(limit).collect();
         let next = if more {
-            rows.last().map(|row| encode(&key(row)))
+            rows.last().map(|row| encode(key(row).as_bytes()))
         } else {
             None
         };
@@ -39,24 +39,28 @@ impl<T> Page<T> {
     }
 }
 
-fn encode(key: &str) -> String {
-    key.bytes().map(|byte| format!("{byte:02x}")).collect()
+/// The token of a key.
+pub(crate) fn encode(key: &[u8]) -> String {
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn decode(token: &str) -> Result<String> {
-    let invalid = || {
-        Failure::invalid(format!(
-            "page_token {token:?} is none; give next_page_token of an earlier answer"
-        ))
-    };
+/// What is said of a text that is no token.
+pub(crate) fn no_token(token: &str) -> Failure {
+    Failure::invalid(format!(
+        "page_token {token:?} is none; give next_page_token of an earlier answer"
+    ))
+}
+
+/// The key of a token.
+pub(crate) fn decode(token: &str) -> Result<Vec<u8>> {
     if !token.len().is_multiple_of(2) || !token.is_ascii() {
-        return Err(invalid());
+        return Err(no_token(token));
     }
     let bytes: Option<Vec<u8>> = (0..token.len())
         .step_by(2)
         .map(|at| u8::from_str_radix(&token[at..at + 2], 16).ok())
         .collect();
-    String::from_utf8(bytes.ok_or_else(invalid)?).map_err(|_| invalid())
+    bytes.ok_or_else(|| no_token(token))
 }
 
 #[cfg(test)]

@@ -123,27 +123,25 @@ impl Gateway {
         let report = {
             let trace = trace.clone();
             self.blocking(move || {
-                let steps = Steps {
-                    trace,
-                    open: Mutex::new(None),
-                };
+                let steps = Steps::new(trace);
                 let report = stack.publish(&upper, &options, &mut |step| steps.next(step))?;
                 Ok(report)
             })
             .await?
         };
         if !dry_run {
-            self.note_publish(session, &report, subject);
+            let subject = Subject {
+                sandbox: Some(session.sandbox.id.clone()),
+                session: Some(session.id.clone()),
+                ..subject
+            };
+            self.note_publish(&report, subject);
         }
         Ok(report)
     }
 
-    fn note_publish(&self, session: &Session, report: &PublishReport, subject: Subject) {
-        let subject = Subject {
-            sandbox: Some(session.sandbox.id.clone()),
-            session: Some(session.id.clone()),
-            ..subject
-        };
+    /// Records how a publish, or a refresh of the base, ended.
+    pub(crate) fn note_publish(&self, report: &PublishReport, subject: Subject) {
         match &report.outcome {
             Outcome::Published(layer) => {
                 let details = json!({
@@ -248,13 +246,20 @@ impl Gateway {
 }
 
 /// Spans of a publish's steps, one after the other.
-struct Steps {
+pub(crate) struct Steps {
     trace: Trace,
     open: Mutex<Option<OpenSpan>>,
 }
 
 impl Steps {
-    fn next(&self, step: Step) {
+    pub(crate) fn new(trace: Trace) -> Steps {
+        Steps {
+            trace,
+            open: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn next(&self, step: Step) {
         let mut open = self.open.lock();
         // Ended before the next begins.
         drop(open.take());

@@ -34,6 +34,9 @@ pub(crate) const MAX_NAME: usize = 64;
 /// Longest path of a unix socket, in bytes, with its NUL (`sun_path` of `unix(7)`).
 const MAX_SOCKET_PATH: usize = 108;
 
+/// Where an import tells its progress.
+pub(crate) type Progress<'a> = dyn FnMut(sandstack_store::ImportProgress) -> ControlFlow<()> + 'a;
+
 impl Gateway {
     pub(crate) async fn create_sandbox(
         self: &Arc<Self>,
@@ -210,13 +213,35 @@ impl Gateway {
 
     async fn import(self: &Arc<Self>, context: &Context, root: &Path) -> Result<Imported> {
         let store = self.store.clone();
+        let limit = self.config.settings.limits.base_files;
+        let asked = root.to_path_buf();
+        let imported = self
+            .while_importing(context, root, move |progress| {
+                store.import(&asked, progress)
+            })
+            .await?;
+        // A small project may be done before its progress is told.
+        match imported.report.files > limit {
+            true => Err(too_many_files(root, limit)),
+            false => Ok(imported),
+        }
+    }
+
+    /// Does what imports `root`: its progress is told to the caller, and it is stopped when the
+    /// caller goes away or there are too many files.
+    pub(crate) async fn while_importing<T: Send + 'static>(
+        self: &Arc<Self>,
+        context: &Context,
+        root: &Path,
+        work: impl FnOnce(&mut Progress<'_>) -> sandstack_store::Result<T> + Send + 'static,
+    ) -> Result<T> {
         let root: PathBuf = root.to_path_buf();
         let sender = context.progress.clone();
         let abandoned = Arc::clone(&context.abandoned);
         let limit = self.config.settings.limits.base_files;
         self.blocking(move || {
             let too_many = AtomicBool::new(false);
-            let result = store.import(&root, &mut |progress| {
+            let result = work(&mut |progress| {
                 if let Some(sender) = &sender {
                     let progress = ImportProgress {
                         files_found: progress.files_found,
@@ -235,20 +260,12 @@ impl Gateway {
                 }
                 ControlFlow::Continue(())
             });
-            // A small project may be done before its progress is told.
-            let files = result.as_ref().map_or(0, |imported| imported.report.files);
             match result {
-                _ if files > limit || too_many.into_inner() => Err(Failure::new(
-                    ErrorCode::TooLarge,
-                    format!(
-                        "{} has more than {limit} files; is it the right directory? `limits.base_files` in the \
-                         configuration raises the bound",
-                        root.display()
-                    ),
+                Err(_) if too_many.into_inner() => Err(too_many_files(&root, limit)),
+                Err(_) if abandoned.load(Ordering::Relaxed) => Err(Failure::new(
+                    ErrorCode::Cancelled,
+                    "the caller went away during the import",
                 )),
-                Err(_) if abandoned.load(Ordering::Relaxed) => {
-                    Err(Failure::new(ErrorCode::Cancelled, "the caller went away during the import"))
-                }
                 result => Ok(result?),
             }
         })
@@ -537,6 +554,17 @@ fn check_resources(resources: &Resources) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn too_many_files(root: &Path, limit: u64) -> Failure {
+    Failure::new(
+        ErrorCode::TooLarge,
+        format!(
+            "{} has more than {limit} files; is it the right directory? `limits.base_files` in the configuration \
+             raises the bound",
+            root.display()
+        ),
+    )
 }
 
 fn check_root(root: &Path) -> Result<()> {

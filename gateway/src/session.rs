@@ -42,6 +42,8 @@ const MAX_CHANGES: usize = 1000;
 const VIEW_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to end when it was aborted.
 const VIEW_DEADLINE: Duration = Duration::from_secs(20);
+/// How long a flush may take.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest life of an idle session, in seconds: a year.
 const MAX_TTL_S: u64 = 31_536_000;
 /// Longest grace, in seconds.
@@ -295,7 +297,7 @@ impl Gateway {
                 let Some(mount) = ended.mount.lock().take() else {
                     return Ok(None);
                 };
-                if let Err(error) = flush(mount.as_fd()) {
+                if let Err(error) = flush(mount.as_fd(), VIEW_PATIENCE) {
                     tracing::warn!(session = %ended.id, %error, "a view could not be flushed");
                 }
                 let number = number_of(mount.as_fd());
@@ -615,20 +617,27 @@ impl Gateway {
         })
     }
 
-    /// Flushes what programs changed through shared mappings into the upper.
+    /// Brings what programs stored through shared mappings into the upper.
     pub(crate) async fn flush_view(self: &Arc<Self>, session: &Arc<Session>) -> Result<()> {
         let session = Arc::clone(session);
         self.blocking(move || {
-            let mount = session.mount.lock();
-            let Some(mount) = mount.as_ref() else {
+            // Not held meanwhile: a flush may take its time.
+            let mount = session.mount.lock().as_ref().map(OwnedFd::try_clone);
+            let Some(mount) = mount.transpose().map_err(io_failure("duplicating a descriptor"))? else {
                 return Ok(());
             };
-            let flags = rustix::fs::OFlags::RDONLY
-                | rustix::fs::OFlags::DIRECTORY
-                | rustix::fs::OFlags::CLOEXEC;
-            let root = rustix::fs::openat(mount, ".", flags, rustix::fs::Mode::empty())
-                .map_err(|error| io_failure("opening a view")(error.into()))?;
-            rustix::fs::syncfs(root).map_err(|error| io_failure("flushing a view")(error.into()))
+            match flush(mount.as_fd(), FLUSH_DEADLINE) {
+                Ok(_) => Ok(()),
+                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => Err(Failure::new(
+                    ErrorCode::Busy,
+                    format!(
+                        "processes in workspace session {} never leave its files alone, so what they store in mapped \
+                         files cannot be waited for; end them and try again",
+                        session.id
+                    ),
+                )),
+                Err(error) => Err(io_failure("flushing a view")(error)),
+            }
         })
         .await
     }

@@ -1,7 +1,7 @@
 //! What the store and the holder know, in the catalogue's words.
 
 use sandstack_api::management::{
-    ImportReport, PublishPolicy, Route as ApiRoute, TraceMode as ApiTraceMode,
+    ImportReport, PublishPolicy, Refreshed, Route as ApiRoute, TraceMode as ApiTraceMode,
 };
 use sandstack_api::observability::{
     AccessKind as ApiAccessKind, LayerKind as ApiLayerKind, LayerRecord as ApiLayerRecord,
@@ -11,7 +11,7 @@ use sandstack_api::runtime::{
     Hunk as ApiHunk, LineRange, PublishOutcome, Published, SavedRef as ApiSavedRef, SkippedPath,
     Version as ApiVersion,
 };
-use sandstack_api::{Blob, LayerId as ApiLayerId, RequestId, SessionId};
+use sandstack_api::{Blob, LayerId as ApiLayerId, RequestId, SandboxId, SessionId};
 use sandstack_fs::TraceMode;
 use sandstack_store::{
     AccessKind, ChangeKind, Conflict, ConflictKind, Hunk, ImportReport as StoreReport, LayerId,
@@ -22,7 +22,7 @@ use sandstack_store::{
 use crate::failure::{Failure, Result};
 
 /// Rows of lists within an answer; the counts beside them are whole.
-const MAX_ROWS: usize = 1000;
+pub(crate) const MAX_ROWS: usize = 1000;
 
 pub(crate) fn layer_id(id: LayerId) -> ApiLayerId {
     ApiLayerId::new(&id.to_string()).expect("a layer id is a letter and digits")
@@ -166,46 +166,75 @@ pub(crate) fn published(
     report: &PublishReport,
     session_open: bool,
 ) -> Published {
-    let (outcome, layer) = match &report.outcome {
-        Outcome::Published(layer) => (PublishOutcome::Published, Some(layer_id(layer.id))),
-        Outcome::NoChange => (PublishOutcome::NoChange, None),
-        Outcome::Conflict => (PublishOutcome::Conflict, None),
-        Outcome::DryRun => (PublishOutcome::DryRun, None),
-    };
+    let (outcome, layer) = outcome(&report.outcome);
     Published {
         workspace_session_id: session.clone(),
         outcome,
         layer,
         head: layer_id(report.head),
         changed_paths: report.changed_paths,
-        merged_paths: report.merged.iter().take(MAX_ROWS).map(path).collect(),
-        conflicts: report
-            .conflicts
-            .iter()
-            .take(MAX_ROWS)
-            .map(conflict)
-            .collect(),
+        merged_paths: paths(&report.merged),
+        conflicts: conflicts(report),
         conflict_count: report.conflicts.len() as u64,
-        skipped: report
-            .skipped
-            .iter()
-            .take(MAX_ROWS)
-            .map(|skipped| SkippedPath {
-                path: path(&skipped.path),
-                reason: skipped.reason.to_owned(),
-            })
-            .collect(),
-        saved_refs: report
-            .saved_refs
-            .iter()
-            .map(|saved| ApiSavedRef {
-                name: Blob(saved.name.clone()),
-                saved_as: Blob(saved.saved_as.clone()),
-            })
-            .collect(),
+        skipped: skipped(report),
+        saved_refs: saved_refs(report),
         ignored_paths: report.ignored_paths,
         session_open,
     }
+}
+
+/// The answer to a refresh of the base.
+pub(crate) fn refreshed(sandbox: &SandboxId, report: &PublishReport) -> Refreshed {
+    let (outcome, layer) = outcome(&report.outcome);
+    Refreshed {
+        sandbox_id: sandbox.clone(),
+        outcome,
+        layer,
+        head: layer_id(report.head),
+        changed_paths: report.changed_paths,
+        merged_paths: paths(&report.merged),
+        conflicts: conflicts(report),
+        conflict_count: report.conflicts.len() as u64,
+        skipped: skipped(report),
+        saved_refs: saved_refs(report),
+        ignored_paths: report.ignored_paths,
+    }
+}
+
+fn outcome(outcome: &Outcome) -> (PublishOutcome, Option<ApiLayerId>) {
+    match outcome {
+        Outcome::Published(layer) => (PublishOutcome::Published, Some(layer_id(layer.id))),
+        Outcome::NoChange => (PublishOutcome::NoChange, None),
+        Outcome::Conflict => (PublishOutcome::Conflict, None),
+        Outcome::DryRun => (PublishOutcome::DryRun, None),
+    }
+}
+
+/// The first of some paths.
+pub(crate) fn paths(paths: &[RelPath]) -> Vec<Blob> {
+    paths.iter().take(MAX_ROWS).map(path).collect()
+}
+
+fn conflicts(report: &PublishReport) -> Vec<ApiConflict> {
+    let conflicts = report.conflicts.iter().take(MAX_ROWS);
+    conflicts.map(conflict).collect()
+}
+
+fn skipped(report: &PublishReport) -> Vec<SkippedPath> {
+    let skipped = report.skipped.iter().take(MAX_ROWS);
+    let skipped = skipped.map(|skipped| SkippedPath {
+        path: path(&skipped.path),
+        reason: skipped.reason.to_owned(),
+    });
+    skipped.collect()
+}
+
+fn saved_refs(report: &PublishReport) -> Vec<ApiSavedRef> {
+    let saved = report.saved_refs.iter().map(|saved| ApiSavedRef {
+        name: Blob(saved.name.clone()),
+        saved_as: Blob(saved.saved_as.clone()),
+    });
+    saved.collect()
 }
 
 fn conflict(conflict: &Conflict) -> ApiConflict {
@@ -231,7 +260,7 @@ fn conflict(conflict: &Conflict) -> ApiConflict {
     }
 }
 
-fn version(version: &Version) -> ApiVersion {
+pub(crate) fn version(version: &Version) -> ApiVersion {
     ApiVersion {
         kind: version.kind.as_str().to_owned(),
         mode: u32::from(version.mode),

@@ -59,7 +59,7 @@ pub use blame::{BlameRun, FileBlame};
 pub use collect::Collected;
 pub use compare::{PathChange, compare};
 pub use content::{Content, Layout, Segment, Source};
-pub use difference::ShownChange;
+pub use difference::{Difference, Hunks, ShownChange, Window};
 pub use digest::{Digest, InvalidDigest};
 pub use directory::{Directory, DirectoryEntry};
 pub use error::{Error, Result, UnreadablePath};

@@ -220,6 +220,39 @@ impl Stack {
         Ok(layers)
     }
 
+    /// Everything that ever was the head, newest first: the layers of the history, with `true`, and
+    /// those that squashes dropped, with `false`. At most `limit` of those after `after`.
+    ///
+    /// # Errors
+    /// As reading a record.
+    pub fn history(
+        &self,
+        after: Option<LayerId>,
+        limit: usize,
+    ) -> Result<Vec<(LayerRecord, bool)>> {
+        let newest = after.map_or(self.head().revision, |after| after.revision);
+        let mut found = Vec::new();
+        for revision in (1..=newest).rev() {
+            let present = self
+                .layer_of(layer_key, revision)?
+                .map(|layer| (layer, true));
+            let dropped = self
+                .layer_of(dropped_key, revision)?
+                .map(|layer| (layer, false));
+            let mut both: Vec<_> = present.into_iter().chain(dropped).collect();
+            if let Some(after) = after.filter(|after| after.revision == revision) {
+                let position = both.iter().position(|(layer, _)| layer.id == after);
+                both.drain(..position.map_or(0, |position| position + 1));
+            }
+            found.extend(both);
+            if found.len() >= limit {
+                found.truncate(limit);
+                break;
+            }
+        }
+        Ok(found)
+    }
+
     /// The paths that a layer changed against its parent, in path order; empty for a base.
     ///
     /// # Errors

@@ -51,7 +51,7 @@ pub(crate) fn edited(answer: &FileEdited, style: &Style) -> Answer {
 }
 
 /// A unified diff, in colour.
-fn diff(bytes: &[u8], style: &Style) -> String {
+pub(crate) fn diff(bytes: &[u8], style: &Style) -> String {
     let mut text = String::new();
     // Within a hunk a removed line can begin with `--`, as a header does; hunks say how long they
     // are, and a header comes before the first.

@@ -11,10 +11,12 @@ mod command;
 mod escape;
 mod file;
 mod generic;
+mod layers;
 mod management;
 mod observe;
 mod publish;
 mod session;
+mod store;
 mod style;
 mod table;
 pub(crate) mod units;
@@ -80,6 +82,15 @@ pub(crate) fn render(operation: OperationName, answer: &Value, style: &Style) ->
         OperationName::CreateSandbox => with(answer, style, management::created),
         OperationName::ListSandboxes => with(answer, style, management::list),
         OperationName::DestroySandbox => with(answer, style, management::destroyed),
+        OperationName::RefreshBase => with(answer, style, publish::refreshed),
+        OperationName::SquashLayerstacks => with(answer, style, layers::squashed),
+        OperationName::ExportChanges => with(answer, style, layers::exported),
+        OperationName::CollectGarbage => with(answer, style, store::collected),
+        OperationName::StoreUsage => with(answer, style, store::usage),
+        OperationName::VerifyStore => with(answer, style, store::verified),
+        OperationName::DiffWorkspaceSession => with(answer, style, layers::session_diff),
+        OperationName::ListLayers => with(answer, style, layers::list),
+        OperationName::DiffLayers => with(answer, style, layers::layer_diff),
         OperationName::ListWorkspaceSessions => with(answer, style, session::list),
         OperationName::InspectWorkspaceSession => with(answer, style, session::inspected),
         OperationName::DestroyWorkspaceSession => with(answer, style, session::destroyed),
@@ -142,13 +153,15 @@ pub(crate) fn json_lines(operation: OperationName, answer: &Value) -> Answer {
 fn rows_field(operation: OperationName) -> Option<&'static str> {
     match operation {
         OperationName::ListSandboxes | OperationName::Snapshot => Some("sandboxes"),
+        OperationName::StoreUsage => Some("sandboxes"),
         OperationName::ListWorkspaceSessions => Some("sessions"),
+        OperationName::DiffWorkspaceSession | OperationName::DiffLayers => Some("changes"),
         OperationName::ReadCommandLines => Some("lines"),
         OperationName::FileList => Some("entries"),
         OperationName::FileBlame => Some("ranges"),
         OperationName::Trace => Some("spans"),
         OperationName::Events => Some("events"),
-        OperationName::Layerstack => Some("layers"),
+        OperationName::Layerstack | OperationName::ListLayers => Some("layers"),
         OperationName::FileActivity => Some("rows"),
         _ => None,
     }

@@ -2,14 +2,13 @@
 
 use sandstack_api::Id;
 use sandstack_api::observability::{
-    AccessKind, CommandSummary, EventsReply, FileActivityReply, LayerKind, LayerstackReply,
-    SnapshotReply,
+    AccessKind, CommandSummary, EventsReply, FileActivityReply, LayerstackReply, SnapshotReply,
 };
 use sandstack_api::runtime::CommandStatus;
 use serde_json::Value;
 
 use super::table::{Grid, GridCell, cell, maybe, toned};
-use super::{Answer, Style, Tone, escaped, generic, session, units};
+use super::{Answer, Style, Tone, escaped, generic, layers, session, units};
 
 pub(crate) fn snapshot(answer: &SnapshotReply, style: &Style) -> Answer {
     let gateway = &answer.gateway;
@@ -134,35 +133,8 @@ pub(crate) fn layerstack(answer: &LayerstackReply, style: &Style) -> Answer {
         units::bytes(answer.logical_bytes),
         units::bytes(answer.stored_bytes),
     );
-    let mut layers = Grid::new(
-        style,
-        &[
-            "LAYER", "KIND", "PARENT", ">PATHS", ">ADDED", "OWNER", "WHEN", "MESSAGE",
-        ],
-    );
-    for layer in &answer.layers {
-        let kind = match layer.kind {
-            LayerKind::Base => "base",
-            LayerKind::Published => "published",
-            LayerKind::Squashed => "squashed",
-        };
-        let owner = escaped(layer.owner.as_bytes());
-        let message = layer.message.as_ref();
-        layers.row([
-            cell(layer.layer.as_str()),
-            cell(kind),
-            maybe(layer.parent.as_ref()),
-            cell(units::count(layer.changed_paths)),
-            cell(units::bytes(layer.added_bytes)),
-            cell(match &layer.session_name {
-                Some(name) => format!("{} ({owner})", escaped(name.as_bytes())),
-                None => owner,
-            }),
-            cell(units::utc(layer.time_unix_ms)),
-            maybe(message.map(|message| escaped(message.as_bytes()))),
-        ]);
-    }
-    text.push_str(&layers.finish());
+    let layers = answer.layers.iter().map(|layer| (layer, true));
+    text.push_str(&layers::table(layers, style));
     let mut leases = Grid::new(style, &["LEASE ON", "SESSION", ">UPPER"]);
     for lease in &answer.leases {
         leases.row([

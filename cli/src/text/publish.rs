@@ -1,39 +1,103 @@
 //! How a publish ended, and what keeps it from ending well.
 
-use sandstack_api::runtime::{Conflict, ConflictKind, LineRange, PublishOutcome, Published};
+use sandstack_api::Blob;
+use sandstack_api::management::Refreshed;
+use sandstack_api::runtime::{
+    Conflict, ConflictKind, LineRange, PublishOutcome, Published, SavedRef, SkippedPath,
+};
 
 use super::{Answer, Style, Tone, escaped, escaped_lines, units};
 
 pub(crate) fn published(answer: &Published, style: &Style) -> Answer {
-    let mut text = format!("{}\n", summary(answer, style));
-    for path in &answer.merged_paths {
-        text.push_str(&format!("merged {}\n", escaped(&path.0)));
-    }
-    for conflict in &answer.conflicts {
-        write_conflict(&mut text, conflict, style);
-    }
-    for skipped in &answer.skipped {
-        text.push_str(&format!(
-            "skipped {}: {}\n",
-            escaped(&skipped.path.0),
-            escaped(skipped.reason.as_bytes())
-        ));
-    }
-    for saved in &answer.saved_refs {
-        text.push_str(&format!(
-            "{} moved on both sides; the session's is kept as {}\n",
-            escaped(&saved.name.0),
-            escaped(&saved.saved_as.0)
-        ));
-    }
-    let listed = answer.conflicts.len() as u64;
-    let out = Answer::data(text);
-    match answer.conflict_count > listed {
-        true => out.note(format!(
-            "{} more conflicts are not listed",
-            units::count(answer.conflict_count - listed)
-        )),
-        false => out,
+    let told = Told {
+        merged: &answer.merged_paths,
+        conflicts: &answer.conflicts,
+        conflict_count: answer.conflict_count,
+        skipped: &answer.skipped,
+        saved_refs: &answer.saved_refs,
+        mine: "session",
+    };
+    told.answer(format!("{}\n", summary(answer, style)), style)
+}
+
+pub(crate) fn refreshed(answer: &Refreshed, style: &Style) -> Answer {
+    let sandbox = &answer.sandbox_id;
+    let paths = units::plural(answer.changed_paths, "path");
+    let text = match (answer.outcome, &answer.layer) {
+        (PublishOutcome::Published, layer) => {
+            let word = style.paint(Tone::Good, "brought in");
+            let layer = layer.as_ref().map(|layer| format!(" as {layer}"));
+            format!("{sandbox} {word} {paths}{}\n", layer.unwrap_or_default())
+        }
+        (PublishOutcome::NoChange, _) => {
+            format!("{sandbox} has what the directory has; nothing was done\n")
+        }
+        (PublishOutcome::DryRun, _) => {
+            format!("{sandbox} would bring in {paths} onto {}\n", answer.head)
+        }
+        (PublishOutcome::Conflict, _) => {
+            let count = units::plural(answer.conflict_count, "conflict");
+            let count = style.paint(Tone::Bad, &count);
+            format!(
+                "{sandbox} was not refreshed: {count} with {}; nothing was changed\n",
+                answer.head
+            )
+        }
+    };
+    let told = Told {
+        merged: &answer.merged_paths,
+        conflicts: &answer.conflicts,
+        conflict_count: answer.conflict_count,
+        skipped: &answer.skipped,
+        saved_refs: &answer.saved_refs,
+        mine: "directory",
+    };
+    told.answer(text, style)
+}
+
+/// What is told of paths, whoever publishes.
+struct Told<'a> {
+    merged: &'a [Blob],
+    conflicts: &'a [Conflict],
+    conflict_count: u64,
+    skipped: &'a [SkippedPath],
+    saved_refs: &'a [SavedRef],
+    /// The side that publishes.
+    mine: &'a str,
+}
+
+impl Told<'_> {
+    fn answer(&self, mut text: String, style: &Style) -> Answer {
+        let mine = self.mine;
+        for path in self.merged {
+            text.push_str(&format!("merged {}\n", escaped(&path.0)));
+        }
+        for conflict in self.conflicts {
+            write_conflict(&mut text, conflict, mine, style);
+        }
+        for skipped in self.skipped {
+            text.push_str(&format!(
+                "skipped {}: {}\n",
+                escaped(&skipped.path.0),
+                escaped(skipped.reason.as_bytes())
+            ));
+        }
+        for saved in self.saved_refs {
+            text.push_str(&format!(
+                "{} moved on both sides; the {mine}'s is kept as {}\n",
+                escaped(&saved.name.0),
+                escaped(&saved.saved_as.0)
+            ));
+        }
+        let listed = self.conflicts.len() as u64;
+        let out = Answer::data(text);
+        match self.conflict_count > listed {
+            true => out.note(format!(
+                "{} more conflicts are not listed",
+                units::count(self.conflict_count - listed)
+            )),
+            false => out,
+        }
     }
 }
 
@@ -69,7 +133,7 @@ pub(crate) fn summary(answer: &Published, style: &Style) -> String {
     }
 }
 
-fn write_conflict(text: &mut String, conflict: &Conflict, style: &Style) {
+fn write_conflict(text: &mut String, conflict: &Conflict, mine: &str, style: &Style) {
     let kind = match conflict.kind {
         ConflictKind::Content => "both changed the same lines",
         ConflictKind::Binary => "both changed it, and it cannot be merged by lines",
@@ -96,7 +160,7 @@ fn write_conflict(text: &mut String, conflict: &Conflict, style: &Style) {
     text.push('\n');
     for hunk in &conflict.hunks {
         text.push_str(&format!(
-            "  base {}, head {}, session {}\n",
+            "  base {}, head {}, {mine} {}\n",
             lines(hunk.base),
             lines(hunk.head),
             lines(hunk.mine)

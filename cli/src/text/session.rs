@@ -2,11 +2,11 @@
 
 use sandstack_api::Id;
 use sandstack_api::runtime::{
-    ChangeKind, DestroyedSession, InspectedSession, SessionPage, SessionRecord, SessionState,
+    DestroyedSession, InspectedSession, SessionPage, SessionRecord, SessionState,
 };
 
 use super::table::{Grid, GridCell, cell, maybe, toned};
-use super::{Answer, Style, Tone, escaped, generic, units};
+use super::{Answer, Style, Tone, escaped, generic, layers, units};
 
 pub(crate) fn list(answer: &SessionPage, style: &Style) -> Answer {
     let out = Answer::data(table(&answer.sessions, answer.sampled_at_unix_ms, style));
@@ -21,15 +21,8 @@ pub(crate) fn list(answer: &SessionPage, style: &Style) -> Answer {
 pub(crate) fn inspected(answer: &InspectedSession, style: &Style) -> Answer {
     let mut text = generic::of(&answer.session, style);
     for change in answer.changes.iter().flatten() {
-        let (tone, letter) = match change.kind {
-            ChangeKind::Added => (Tone::Good, "A"),
-            ChangeKind::Modified => (Tone::Notice, "M"),
-            ChangeKind::Metadata => (Tone::Notice, "m"),
-            ChangeKind::TypeChanged => (Tone::Notice, "T"),
-            ChangeKind::Deleted => (Tone::Bad, "D"),
-        };
         let path = escaped(&change.path.0);
-        text.push_str(&format!("{} {path}\n", style.paint(tone, letter)));
+        text.push_str(&format!("{} {path}\n", layers::letter(change.kind, style)));
     }
     let out = Answer::data(text);
     let out = match answer.changes_truncated {

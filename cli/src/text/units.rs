@@ -15,8 +15,15 @@ pub(crate) fn count(number: u64) -> String {
 
 /// `count` things, each called `one`: `1 file`, `2 files`.
 pub(crate) fn plural(number: u64, one: &str) -> String {
-    let ending = if number == 1 { "" } else { "s" };
-    format!("{} {one}{ending}", count(number))
+    let many = match one {
+        _ if number == 1 => one.to_owned(),
+        _ if one.ends_with('x') => format!("{one}es"),
+        _ => match one.strip_suffix('y') {
+            Some(stem) => format!("{stem}ies"),
+            None => format!("{one}s"),
+        },
+    };
+    format!("{} {many}", count(number))
 }
 
 /// A size in binary units: `512 B`, `1.5 KiB`.

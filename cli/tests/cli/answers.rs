@@ -33,6 +33,78 @@ fn find(operation: &str) -> Option<Value> {
             "errors": [error("unavailable", "Docker does not answer")]
         }),
         "destroy_sandbox" => json!({ "sandbox": sandbox(), "discarded_bytes": 2048 }),
+        "refresh_base" => refreshed(),
+        "squash_layerstacks" => json!({
+            "sandbox_id": "sb-k3v9t2", "layer": "S000020", "replaced": ["L000002", "L000003"],
+            "replaced_count": 19, "head": "L000024", "layer_count": 6, "reclaimed_bytes": 1_234_567,
+            "garbage": garbage(false), "errors": [error("internal", "the disk\u{1b}[2J failed")]
+        }),
+        "export_changes" => json!({
+            "sandbox_id": "sb-k3v9t2", "dest": { "base64": "L3RtcC9jYWbp" }, "format": "tar-zst",
+            "from": "B000001", "to": "L000024", "files": 12, "directories": 1, "symlinks": 2,
+            "special_files": 0, "bytes": 34567, "deleted": ["old\u{1b}[2J"], "deleted_count": 1,
+            "left_out": [{ "path": "dev\u{7}", "what": "owner" }], "left_out_count": 1
+        }),
+        "collect_garbage" => garbage(true),
+        "store_usage" => json!({
+            "object_bytes": 9_000_000, "database_bytes": 2_000_000, "upper_bytes": 4096,
+            "objects": 1234, "stored_bytes": 8_900_000, "shared_bytes": 5_000_000,
+            "garbage_bytes": 1_234_567, "logical_bytes": 20_000_000,
+            "sandboxes": [
+                { "sandbox_id": "sb-k3v9t2", "name": "shop\u{1b}[31m", "layers": 25,
+                    "logical_bytes": 10_000_000, "stored_bytes": 6_000_000,
+                    "unique_bytes": 1_000_000, "upper_bytes": 4096 },
+                { "sandbox_id": "sb-2", "layers": 1, "logical_bytes": 10_000_000,
+                    "stored_bytes": 5_000_000, "unique_bytes": 0, "upper_bytes": 0 }
+            ],
+            "sandbox_count": 3,
+            "sessions": [{ "workspace_session_id": "ws-8fq2m1", "sandbox_id": "sb-k3v9t2",
+                "upper_bytes": 4096 }],
+            "session_count": 1, "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "verify_store" => json!({
+            "problems": ["object ab12: its bytes have digest cd34", "layer\u{1b}[2J L000002: no root"],
+            "problem_count": 3, "objects": 1234, "bytes": 8_900_000, "layers": 26, "leases": 1,
+            "blamed": 17, "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "diff_workspace_session" => json!({
+            "workspace_session_id": "ws-8fq2m1", "from": "L000020",
+            "changes": [
+                { "path": "", "kind": "metadata", "old": version("directory", 0o755, 4096),
+                    "new": version("directory", 0o700, 4096) },
+                { "path": "bin/run\u{1b}[2J", "kind": "metadata",
+                    "old": version("file", 0o644, 3), "new": version("file", 0o755, 3) },
+                { "path": "gone", "kind": "deleted", "old": version("file", 0o644, 3) },
+                { "path": "logo.png", "kind": "modified", "old": version("file", 0o644, 2000),
+                    "new": version("file", 0o644, 3000), "hunks_omitted": "binary" },
+                { "path": { "base64": "Y2Fm6Q==" }, "kind": "modified",
+                    "old": version("file", 0o644, 4), "new": version("file", 0o644, 6),
+                    "hunks": "@@ -1,2 +1,3 @@\n a\n-b\n+\u{1b}[2J\n+c\n" },
+                { "path": "x", "kind": "type_changed", "old": version("file", 0o644, 4),
+                    "new": version("symlink", 0o777, 1) }
+            ],
+            "next_page_token": "t0k", "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "list_layers" => json!({
+            "sandbox_id": "sb-k3v9t2", "head": "S000003", "layer_count": 2,
+            "layers": [
+                layer("S000003", "squashed", Some("B000001"), true),
+                layer("L000003", "published", Some("L000002"), false),
+                layer("L000002", "published", Some("B000001"), false),
+                layer("B000001", "base", None, true)
+            ],
+            "next_page_token": "t0k", "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "diff_layers" => json!({
+            "sandbox_id": "sb-k3v9t2", "from": "B000001", "to": "L000024",
+            "changes": [
+                { "path": "notes", "kind": "added", "new": version("file", 0o644, 6),
+                    "hunks": "@@ -0,0 +1 @@\n+hello\n\\ No newline at end of file\n" },
+                { "path": "big", "kind": "added", "new": version("file", 0o644, 900_000),
+                    "hunks_omitted": "too_large" }
+            ],
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
         "create_workspace_session" => session(),
         "list_workspace_sessions" => json!({
             "sessions": [session(), automatic_session()], "sampled_at_unix_ms": NOW, "errors": []
@@ -227,6 +299,38 @@ fn automatic_session() -> Value {
         "network_profile": "shared", "trace_mode": "off", "workspace_root": "/home/me/project",
         "created_at_unix_ms": NOW
     })
+}
+
+fn version(kind: &str, mode: u32, size: u64) -> Value {
+    json!({ "kind": kind, "mode": mode, "uid": 0, "gid": 0, "size": size })
+}
+
+fn layer(id: &str, kind: &str, parent: Option<&str>, present: bool) -> Value {
+    let mut layer = json!({
+        "layer": id, "kind": kind, "root": "ab12", "owner": "workspace_session:ws-8fq2m1",
+        "message": "fix\u{1b}[2J", "time_unix_ms": NOW, "changed_paths": 3, "added_bytes": 5000,
+        "present": present
+    });
+    if let Some(parent) = parent {
+        layer["parent"] = parent.into();
+    }
+    layer
+}
+
+fn garbage(dry_run: bool) -> Value {
+    json!({
+        "dry_run": dry_run, "objects": 12, "bytes": 1_234_567, "stray_files": 1,
+        "stray_bytes": 512, "kept_objects": 1222, "kept_bytes": 7_654_321, "complete": false
+    })
+}
+
+fn refreshed() -> Value {
+    let mut answer = published();
+    let fields = answer.as_object_mut().expect("an object");
+    fields.remove("workspace_session_id");
+    fields.remove("session_open");
+    fields.insert("sandbox_id".to_owned(), "sb-k3v9t2".into());
+    answer
 }
 
 fn published() -> Value {

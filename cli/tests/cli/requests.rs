@@ -89,6 +89,45 @@ fn what_is_typed_is_what_is_posted() {
             json!({ "sandbox_id": "sb-1", "force": false }),
         ),
         (
+            M,
+            "refresh_base sb-1 --dry-run --markers",
+            json!({ "sandbox_id": "sb-1", "dry_run": true, "markers": true }),
+        ),
+        (
+            M,
+            "squash-layerstacks --keep-last 3 --sandbox-id sb-1",
+            json!({ "sandbox_id": "sb-1", "keep_last": 3 }),
+        ),
+        (
+            M,
+            "--sandbox-id sb-1 export_changes /tmp/p --format tar-zst --from B000001 --to=L000002",
+            json!({
+                "sandbox_id": "sb-1", "dest": "/tmp/p", "format": "tar-zst", "from": "B000001",
+                "to": "L000002"
+            }),
+        ),
+        (M, "collect_garbage --dry-run", json!({ "dry_run": true })),
+        (M, "store_usage", json!({})),
+        (M, "verify_store", json!({})),
+        (
+            R,
+            "diff_workspace_session ws-1 --against head --paths src --paths a␣b --format unified --limit 5 --page-token ab",
+            json!({
+                "workspace_session_id": "ws-1", "against": "head", "paths": ["src", "a b"],
+                "format": "unified", "limit": 5, "page_token": "ab"
+            }),
+        ),
+        (
+            R,
+            "list_layers --sandbox-id sb-1 --limit 2",
+            json!({ "sandbox_id": "sb-1", "limit": 2 }),
+        ),
+        (
+            R,
+            "diff_layers B000001 L000002 --sandbox-id sb-1",
+            json!({ "sandbox_id": "sb-1", "from": "B000001", "to": "L000002" }),
+        ),
+        (
             R,
             "create_workspace_session fix --sandbox-id sb-1 --network-profile isolated --from L000002 --ttl-s 60 --quota-bytes 1 --env A=b",
             json!({

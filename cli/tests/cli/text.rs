@@ -15,9 +15,11 @@ fn call(row: &Operation, answer: Value, more: &[&str]) -> Run {
     let required: &[&str] = match row.name {
         "create_sandbox" => &["/p"],
         "inspect_sandbox" | "destroy_sandbox" => &["sb-1"],
-        "inspect_workspace_session" | "publish_workspace_session" | "destroy_workspace_session" => {
-            &["ws-1"]
-        }
+        "export_changes" => &["/e"],
+        "inspect_workspace_session"
+        | "publish_workspace_session"
+        | "destroy_workspace_session"
+        | "diff_workspace_session" => &["ws-1"],
         "exec_command" => &["true"],
         "write_command_stdin" | "read_command_lines" => &["cmd-1"],
         "file_read" | "file_blame" => &["f"],
@@ -117,6 +119,10 @@ fn json_lines_are_the_rows() {
     let lists = [
         ("list_sandboxes", "sandboxes"),
         ("list_workspace_sessions", "sessions"),
+        ("store_usage", "sandboxes"),
+        ("diff_workspace_session", "changes"),
+        ("list_layers", "layers"),
+        ("diff_layers", "changes"),
         ("read_command_lines", "lines"),
         ("file_list", "entries"),
         ("file_blame", "ranges"),

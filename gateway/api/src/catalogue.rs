@@ -225,6 +225,78 @@ operations! {
         positional: ["sandbox_id"],
         management::DestroySandbox => management::DestroyedSandbox
     }
+    RefreshBase {
+        name: "refresh_base",
+        title: "Bring in edits of the project directory",
+        authority: Management,
+        effect: Additive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: true,
+        errors: [NotFound, QuotaExceeded, Conflict],
+        positional: ["sandbox_id"],
+        management::RefreshBase => management::Refreshed
+    }
+    SquashLayerstacks {
+        name: "squash_layerstacks",
+        title: "Squash layers",
+        authority: Management,
+        effect: Destructive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, QuotaExceeded, Conflict],
+        positional: ["sandbox_id"],
+        management::SquashLayerstacks => management::SquashedLayers
+    }
+    ExportChanges {
+        name: "export_changes",
+        title: "Export a layer or a difference",
+        authority: Management,
+        effect: Additive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, AlreadyExists, QuotaExceeded, Conflict],
+        positional: ["dest"],
+        management::ExportChanges => management::ExportedChanges
+    }
+    CollectGarbage {
+        name: "collect_garbage",
+        title: "Remove what nothing needs",
+        authority: Management,
+        effect: Additive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: [],
+        management::CollectGarbage => management::CollectedGarbage
+    }
+    StoreUsage {
+        name: "store_usage",
+        title: "What the store takes",
+        authority: Management,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: [],
+        management::StoreUsage => management::StoreUsageReply
+    }
+    VerifyStore {
+        name: "verify_store",
+        title: "Check the store",
+        authority: Management,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: [],
+        management::VerifyStore => management::VerifiedStore
+    }
     CreateWorkspaceSession {
         name: "create_workspace_session",
         title: "Open a workspace session",
@@ -260,6 +332,18 @@ operations! {
         errors: [NotFound],
         positional: ["workspace_session_id"],
         runtime::InspectWorkspaceSession => runtime::InspectedSession
+    }
+    DiffWorkspaceSession {
+        name: "diff_workspace_session",
+        title: "What a session changed",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["workspace_session_id"],
+        runtime::DiffWorkspaceSession => runtime::SessionDiff
     }
     PublishWorkspaceSession {
         name: "publish_workspace_session",
@@ -441,6 +525,30 @@ operations! {
         positional: ["path"],
         runtime::FileBlame => runtime::Blame
     }
+    ListLayers {
+        name: "list_layers",
+        title: "List layers",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: [],
+        runtime::ListLayers => runtime::LayerPage
+    }
+    DiffLayers {
+        name: "diff_layers",
+        title: "What differs between layers",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["from", "to"],
+        runtime::DiffLayers => runtime::LayerDiff
+    }
     Snapshot {
         name: "snapshot",
         title: "What lives now",
@@ -585,114 +693,4 @@ pub fn to_json() -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    #[test]
-    fn rows_and_names_line_up() {
-        let mut seen = HashSet::new();
-        for row in OPERATIONS {
-            assert_eq!(row.operation.row().name, row.name);
-            assert_eq!(OperationName::find(row.name), Some(row.operation));
-            assert!(seen.insert(row.name), "{} twice", row.name);
-        }
-    }
-
-    #[test]
-    fn every_row_explains_itself() {
-        for row in OPERATIONS {
-            let description = row.description();
-            assert!(!description.is_empty(), "{}", row.name);
-            // MCP clients cut descriptions; the bound is the catalogue's own.
-            assert!(
-                description.len() < 1500,
-                "{}: {} bytes",
-                row.name,
-                description.len()
-            );
-            let schema = (row.request_schema)();
-            let properties = schema
-                .get("properties")
-                .and_then(Value::as_object)
-                .cloned()
-                .unwrap_or_default();
-            for (field, value) in &properties {
-                assert!(
-                    value.get("description").is_some() || value.get("$ref").is_some(),
-                    "{}.{field} has no description",
-                    row.name
-                );
-            }
-            for field in row.positional {
-                assert!(
-                    properties.contains_key(*field),
-                    "{}.{field} does not exist",
-                    row.name
-                );
-            }
-            assert_eq!(
-                schema.get("additionalProperties"),
-                Some(&Value::Bool(false)),
-                "{}",
-                row.name
-            );
-        }
-    }
-
-    #[test]
-    fn read_only_rows_are_idempotent() {
-        for row in OPERATIONS
-            .iter()
-            .filter(|row| row.effect == Effect::ReadOnly)
-        {
-            assert!(row.idempotent, "{}", row.name);
-        }
-        for row in OPERATIONS
-            .iter()
-            .filter(|row| row.authority == Authority::Observability)
-        {
-            assert_eq!(row.effect, Effect::ReadOnly, "{}", row.name);
-        }
-    }
-
-    #[test]
-    fn unknown_fields_are_refused_by_name() {
-        let error = Request::parse(OperationName::ListSandboxes, br#"{"limt": 3}"#).unwrap_err();
-        assert_eq!(error.code, ErrorCode::InvalidRequest);
-        assert!(error.message.contains("limt"), "{}", error.message);
-        assert!(
-            error.message.contains("list_sandboxes"),
-            "{}",
-            error.message
-        );
-    }
-
-    #[test]
-    fn wrong_types_are_told_with_their_field() {
-        let body = br#"{"sandbox_id": "sb-1", "cmd": "x", "timeout_ms": "1s"}"#;
-        let error = Request::parse(OperationName::ExecCommand, body).unwrap_err();
-        assert!(error.message.contains("timeout_ms"), "{}", error.message);
-        let error =
-            Request::parse(OperationName::ExecCommand, br#"{"sandbox_id": "sb-1"}"#).unwrap_err();
-        assert!(
-            error.message.contains("missing field `cmd`"),
-            "{}",
-            error.message
-        );
-    }
-
-    #[test]
-    fn an_empty_body_is_the_empty_request() {
-        let request = Request::parse(OperationName::ListSandboxes, b"").unwrap();
-        assert_eq!(request, Request::ListSandboxes(Default::default()));
-    }
-
-    #[test]
-    fn malformed_json_says_where() {
-        let error =
-            Request::parse(OperationName::InspectSandbox, b"{\"sandbox_id\": ").unwrap_err();
-        assert!(error.message.contains("line 1"), "{}", error.message);
-    }
-}
+mod tests;

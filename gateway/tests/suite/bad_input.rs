@@ -142,6 +142,7 @@ fn unknown_ids_are_not_found_whichever_operation_gets_them() {
         for field in required.iter().filter_map(Value::as_str) {
             let value = match field {
                 "path" => json!("a"),
+                "dest" => json!("/nowhere/x"),
                 "cmd" | "content" | "stdin" => json!("x"),
                 "edits" => json!([{ "old_string": "a", "new_string": "b" }]),
                 "signal" => json!("TERM"),

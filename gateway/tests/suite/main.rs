@@ -15,6 +15,7 @@ mod control;
 mod disk;
 mod evidence;
 mod files;
+mod layers;
 mod publish;
 mod restart;
 mod rig;

@@ -2,15 +2,17 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
+use sandstack_fs::Flushed;
 
 use super::{everything, nothing};
-use crate::fixture::mapping::Mapping;
+use crate::fixture::mapping::{Mapping, PAGE};
 use crate::fixture::syscalls::{self, fallocate, open};
 use crate::fixture::{
     Disk, Scratch, Snapshot, Watchdog, in_every_mode, lacks, lacks_root, wait_until,
@@ -351,4 +353,47 @@ fn a_kill_in_the_middle_loses_nothing_acknowledged() {
         }
     }
     assert!(made > 0);
+}
+
+/// > Before a publish the gateway waits until the view has everything that was stored in mappings, whoever has it mapped still.
+#[test]
+fn a_flush_brings_in_what_is_still_mapped() {
+    const FILES: usize = 40;
+    const LENGTH: usize = 1 << 20;
+    if lacks_root() {
+        return;
+    }
+    in_every_mode(
+        "a_flush_brings_in_what_is_still_mapped",
+        |base| {
+            for number in 0..FILES {
+                fs::write(base.join(number.to_string()), vec![b'.'; LENGTH]).unwrap();
+            }
+        },
+        |disk| {
+            let mut mapped = Vec::new();
+            for number in 0..FILES {
+                let file = open(&disk.path(&number.to_string()), OFlags::RDWR).unwrap();
+                let mapping = Mapping::first(LENGTH, &file, true);
+                mapped.push((file, mapping));
+            }
+            for (_, mapping) in &mapped {
+                for page in 0..LENGTH / PAGE {
+                    mapping.store(page * PAGE + 7, b'x');
+                }
+            }
+            let root = open(&disk.path(""), OFlags::RDONLY | OFlags::DIRECTORY).unwrap();
+            let flushed = sandstack_fs::flush(root.as_fd(), Duration::from_secs(60)).unwrap();
+            // What has not arrived now never will.
+            disk.abandon();
+            drop((root, mapped));
+            disk.resume();
+            assert_eq!(flushed, Flushed::Arrived);
+            for number in 0..FILES {
+                let bytes = fs::read(disk.path(&number.to_string())).unwrap();
+                let lost = (0..LENGTH / PAGE).find(|page| bytes[page * PAGE + 7] != b'x');
+                assert_eq!(lost, None, "a page of file {number}");
+            }
+        },
+    );
 }

@@ -1,13 +1,15 @@
-//! Runtime: workspace sessions, commands and files.
+//! Runtime: workspace sessions, commands, files and layers.
 
 mod attach;
 mod command;
 mod file;
+mod layers;
 mod publish;
 mod session;
 
 pub use attach::*;
 pub use command::*;
 pub use file::*;
+pub use layers::*;
 pub use publish::*;
 pub use session::*;

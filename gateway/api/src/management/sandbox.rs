@@ -1,4 +1,4 @@
-//! Management: sandboxes.
+//! Sandboxes.
 
 use std::collections::BTreeMap;
 
