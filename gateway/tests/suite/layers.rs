@@ -434,8 +434,8 @@ fn differences_name_every_path_with_its_kind() {
 
     let unified = diff(json!({ "format": "unified" }));
     let of = |path: &str| {
-        let rows = unified["changes"].as_array().unwrap().iter();
-        rows.cloned().find(|change| change["path"] == path).unwrap()
+        let mut rows = unified["changes"].as_array().unwrap().iter();
+        rows.find(|change| change["path"] == path).unwrap().clone()
     };
     assert_eq!(
         of("src/text")["hunks"],
@@ -640,8 +640,8 @@ fn the_store_says_what_it_takes_and_what_is_damaged() {
     assert_eq!(usage["errors"], json!([]));
     let number = |value: &Value| value.as_u64().unwrap();
     let row = |id: &str| {
-        let rows = usage["sandboxes"].as_array().unwrap().iter();
-        rows.cloned().find(|row| row["sandbox_id"] == id).unwrap()
+        let mut rows = usage["sandboxes"].as_array().unwrap().iter();
+        rows.find(|row| row["sandbox_id"] == id).unwrap().clone()
     };
     // Equal content is stored once, and counted twice as files.
     assert!(
