@@ -48,9 +48,11 @@ export RUSTUP_TOOLCHAIN := $(FALLBACK)
 endif
 endif
 
-# For `make conformance`: the directory of an installed xfstests, operations of fsx, random programs
-# that a view and the disk are compared by, and further options of the program.
+# For `make conformance`: directories in which suites were built, operations of fsx, random programs that
+# a view and the disk are compared by, and further options of the program.
 XFSTESTS ?=
+PJDFSTEST_C ?=
+UNIONMOUNT ?=
 FSX_OPERATIONS ?= 1000000
 ORACLE_CASES ?= 1000
 CONFORMANCE_ARGS ?=
@@ -112,6 +114,7 @@ conformance: setup ## Holds views to suites of others (XFSTESTS=DIR; as root, wi
 	status=0
 	SANDSTACK_TEST_CASES=$(ORACLE_CASES) cargo test --workspace --test suite -- oracle || status=1
 	$(TARGET)/debug/conformance all --operations $(FSX_OPERATIONS) $(if $(XFSTESTS),--xfstests '$(XFSTESTS)') \
+		$(if $(PJDFSTEST_C),--pjdfstest-c '$(PJDFSTEST_C)') $(if $(UNIONMOUNT),--unionmount '$(UNIONMOUNT)') \
 		$(CONFORMANCE_ARGS) || status=1
 	exit $$status
 

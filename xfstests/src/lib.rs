@@ -6,7 +6,10 @@
 
 pub mod baseline;
 pub mod fsx;
+mod isolated;
 pub mod limited;
 pub mod pjdfstest;
+pub mod pjdfstest_c;
+pub mod unionmount;
 pub mod view;
 pub mod xfstests;

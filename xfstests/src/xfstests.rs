@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use crate::baseline::{Outcome, Results};
+use crate::isolated;
 use crate::limited::{self, Ended};
 use crate::view::Serving;
 
@@ -61,20 +61,12 @@ impl Xfstests {
         let mut results = Results::new();
         for test in tests {
             let log = place.join("logs").join(test.replace('/', "-"));
-            // Whoever ends this program's group ends the namespace, and with it the test's processes,
-            // their mounts, and who serves them.
-            let mut command = Command::new("unshare");
+            let mut command = isolated::command(&self.harness, place, serving);
             command
-                .args(["--mount", "--propagation", "private", "--pid", "--fork"])
-                .args(["--kill-child", "--mount-proc", "--"])
                 .arg(self.harness.join("one-test"))
                 .arg(&self.installed)
                 .arg(place)
-                .arg(test)
-                .env("SANDBOX_FS", &serving.program)
-                .env("SANDSTACK_QUOTA", serving.quota.to_string())
-                .env("SANDSTACK_TRACE", &serving.trace)
-                .env("SANDSTACK_TRANSPORT", &serving.transport);
+                .arg(test);
             let ended = limited::run(&mut command, self.limit, &log)?;
             let outcome = outcome(test, &ended);
             told(test, &outcome);

@@ -77,9 +77,13 @@ impl Tree {
     }
 
     fn set_rest(&self, caller: Caller, ino: Ino, set: SetAttributes) -> Result<()> {
-        // With nothing to set it is a change of owner to what it is already, or the kernel's wish
-        // before a change of content that set-id bits go.
-        let chowns = set.uid.is_some() || set.gid.is_some() || set == SetAttributes::default();
+        // With nothing to set it is a change of owner to what it is already, or the kernel's wish,
+        // before a change of content, that set-id bits go.
+        let sets_nothing = set == SetAttributes::default();
+        if sets_nothing && self.keeps_setid_from(caller, ino)? {
+            return Ok(());
+        }
+        let chowns = set.uid.is_some() || set.gid.is_some() || sets_nothing;
         if chowns {
             self.drop_capability(ino)?;
         }
@@ -107,6 +111,16 @@ impl Tree {
             self.push_acl_mode(&mut change, ino, attrs.mode)?;
         }
         Ok(change.commit()?)
+    }
+
+    /// Whether `ino` has set-id bits that are not the caller's to take away. On a disk that is
+    /// [`Error::NotPermitted`] for a change of owner, and right before a change of content. The two
+    /// look the same here, and the change of content takes the bits itself.
+    fn keeps_setid_from(&self, caller: Caller, ino: Ino) -> Result<bool> {
+        let found = self.attributes(ino)?;
+        let owns = caller.uid == 0 || caller.uid == found.uid;
+        let attrs = Attrs::from(&found);
+        Ok(!owns && found.kind != Kind::Directory && without_setid(&attrs, caller) != attrs.mode)
     }
 
     /// Makes the access control list say what new permission bits say, if there is one.

@@ -97,8 +97,19 @@ impl Pass<'_> {
         Ok(old != self.mine_at(&new)?)
     }
 
-    /// Where what mine has at `path` is to be: there, unless the head moved the directory.
+    /// Where what mine has at `path` is to be: there, unless the head moved the directory; and unless
+    /// it moved it into one that mine moved.
     pub(super) fn target(&self, path: &RelPath) -> Result<RelPath> {
+        self.target_within(path, self.hops())
+    }
+
+    /// How often one side's moves can lead to the other's: more often only in a circle, if each side
+    /// moved one directory into the other, which is a conflict.
+    fn hops(&self) -> usize {
+        self.moves.sources.len() + 1
+    }
+
+    fn target_within(&self, path: &RelPath, hops: usize) -> Result<RelPath> {
         let Some((parent, name)) = path.split() else {
             return Ok(path.clone());
         };
@@ -109,7 +120,7 @@ impl Pass<'_> {
             return Ok(path.clone());
         }
         Ok(match self.since()?.moved(&parent) {
-            Some(moved) => moved.to.join(&name),
+            Some(moved) => self.relocated_within(&moved.to.join(&name), hops)?,
             None => path.clone(),
         })
     }
@@ -272,11 +283,18 @@ impl Pass<'_> {
 
     /// Where what the head has at `path` is to be: there, unless mine moved the directory.
     fn relocated(&self, path: &RelPath) -> Result<RelPath> {
+        self.relocated_within(path, self.hops())
+    }
+
+    fn relocated_within(&self, path: &RelPath, hops: usize) -> Result<RelPath> {
+        let Some(hops) = hops.checked_sub(1) else {
+            return Ok(path.clone());
+        };
         let mut above = path.split().map(|(parent, _)| parent);
         while let Some(directory) = above {
             if let Some(to) = self.moves.sources.get(&directory) {
                 let rest = &path.as_bytes()[directory.as_bytes().len()..];
-                return Ok(join_rest(&self.target(to)?, rest));
+                return Ok(join_rest(&self.target_within(to, hops)?, rest));
             }
             above = directory.split().map(|(parent, _)| parent);
         }
@@ -324,9 +342,21 @@ impl Pass<'_> {
     }
 
     fn move_added(&mut self, from: &RelPath, to: &RelPath, node: Node) -> Result<()> {
-        for (path, below) in self.below(from)? {
+        // What mine changed has its place already, and what is in such a directory goes there.
+        let mut below = self.below(from)?;
+        below.retain(|(path, _)| {
+            let mut at = Some(path.clone());
+            while let Some(path) = at.filter(|path| path != from) {
+                if self.out.edits.contains_key(&path) {
+                    return false;
+                }
+                at = path.split().map(|(parent, _)| parent);
+            }
+            true
+        });
+        for (path, node) in below {
             let target = join_rest(to, &path.as_bytes()[from.as_bytes().len()..]);
-            self.carry(path, target, below);
+            self.carry(path, target, node);
         }
         self.carry(from.clone(), to.clone(), node);
         Ok(())

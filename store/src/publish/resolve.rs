@@ -71,6 +71,8 @@ pub(super) struct Pass<'a> {
     pub(super) carried: HashMap<RelPath, RelPath>,
     /// Where three versions of a node have come together: its number in the base.
     pub(super) merged: HashMap<RelPath, Ino>,
+    /// What is to be in a directory that is not there yet, by its place.
+    orphans: HashMap<RelPath, Orphan>,
     /// Numbers that this publish has given to nodes.
     pub(super) numbers: super::numbers::Numbers,
     since: OnceCell<Since>,
@@ -88,6 +90,22 @@ pub(super) struct Case<'d> {
     pub(super) head: Option<Node>,
     pub(super) mine: Option<&'d Node>,
     pub(super) route: Route,
+}
+
+/// Something of mine that is to be in a directory that the result may lack: as a conflict shows it.
+#[derive(Clone)]
+struct Orphan {
+    path: RelPath,
+    there: RelPath,
+    base: Option<Node>,
+    head: Option<Node>,
+}
+
+/// Whether a directory and all above it will be there, and whether one of them is an [`Orphan`].
+#[derive(Clone, Copy)]
+struct Home {
+    is_there: bool,
+    is_orphan: bool,
 }
 
 impl Resolver<'_> {
@@ -111,6 +129,7 @@ impl Resolver<'_> {
             placed: HashMap::new(),
             carried: HashMap::new(),
             merged: HashMap::new(),
+            orphans: HashMap::new(),
             numbers: super::numbers::Numbers::default(),
             since: OnceCell::new(),
         };
@@ -147,8 +166,62 @@ impl Pass<'_> {
             git::resolve(self, repository)?;
         }
         self.follow_added()?;
+        self.refuse_homeless()?;
         self.number()?;
         self.finish()
+    }
+
+    /// Reports what would be in a directory that the result lacks. Only now it is known which it has:
+    /// others' directories come along with those that mine moved.
+    fn refuse_homeless(&mut self) -> Result<()> {
+        let mut homeless = Vec::new();
+        // Paths are in order, so those of one directory mostly come one after the other.
+        let mut last: Option<(RelPath, Home)> = None;
+        for (path, edit) in &self.out.edits {
+            let (Edit::Set(node), Some((parent, _))) = (edit, path.split()) else {
+                continue;
+            };
+            let home = match &last {
+                Some((directory, home)) if *directory == parent => *home,
+                _ => self.home(&parent)?,
+            };
+            last = Some((parent, home));
+            if !home.is_there {
+                // Otherwise each side moved directories so that no tree has both.
+                let kind = if home.is_orphan || self.orphans.contains_key(path) {
+                    ConflictKind::DeleteModify
+                } else {
+                    ConflictKind::Rename
+                };
+                let reported = self.orphans.get(path).cloned().unwrap_or_else(|| Orphan {
+                    path: path.clone(),
+                    there: path.clone(),
+                    base: None,
+                    head: None,
+                });
+                homeless.push((kind, reported, node.clone()));
+            }
+        }
+        for (kind, orphan, mine) in homeless {
+            let versions = (orphan.base.as_ref(), orphan.head.as_ref(), Some(&mine));
+            self.conflict(kind, &orphan.path, &orphan.there, versions)?;
+        }
+        Ok(())
+    }
+
+    /// What the directory at `path` is in the result, as far as what is in it depends on it.
+    fn home(&self, path: &RelPath) -> Result<Home> {
+        let mut home = Home {
+            is_there: true,
+            is_orphan: false,
+        };
+        let mut at = Some(path.clone());
+        while let Some(directory) = at.filter(|directory| !directory.is_root()) {
+            home.is_there &= self.result_kind(&directory)? == Some(Kind::Directory);
+            home.is_orphan |= self.orphans.contains_key(&directory);
+            at = directory.split().map(|(parent, _)| parent);
+        }
+        Ok(home)
     }
 
     pub(super) fn route(&mut self, path: &RelPath, change: &Change) -> Result<Route> {
@@ -245,10 +318,19 @@ impl Pass<'_> {
         if mine.is_some()
             && let Some(kind) = self.parent_conflict(&case.at)?
         {
-            if !ours {
+            if ours {
+                self.make_parents(&case.at)?;
+            } else if kind == ConflictKind::DeleteModify && (base.is_none() || head.is_some()) {
+                let orphan = Orphan {
+                    path: case.path.clone(),
+                    there: case.there.clone(),
+                    base: base.cloned(),
+                    head: head.cloned(),
+                };
+                self.orphans.insert(case.at.clone(), orphan);
+            } else {
                 return self.conflict(kind, case.path, &case.there, (base, head, mine));
             }
-            self.make_parents(&case.at)?;
         }
         if equal(head, base) {
             return self.take(&case);

@@ -19,6 +19,7 @@ mod import_again;
 mod import_disturbed;
 mod meeting;
 mod merge;
+mod moves;
 mod programs;
 mod reads;
 mod rebase;

@@ -510,49 +510,6 @@ fn directory_removed() {
 }
 
 #[test]
-fn directory_renamed() {
-    const TREE: &[(&str, &str)] = &[("d/a", "a\n"), ("d/e/b", "1\n2\n3\n"), ("g", "g\n")];
-    let moved: Edit = |s| s.rename("d", "moved");
-    together(
-        TREE,
-        moved,
-        |s| {
-            s.edit("d/e/b", "2\n", "two\n");
-            s.write("d/e/new", "n\n");
-        },
-        &[
-            ("g", "g\n"),
-            ("moved/a", "a\n"),
-            ("moved/e/b", "1\ntwo\n3\n"),
-            ("moved/e/new", "n\n"),
-        ],
-    );
-    same(TREE, moved);
-    let elsewhere: Edit = |s| {
-        let to = format!("to {}", s.name);
-        s.rename("d", &to);
-    };
-    both_orders(TREE, elsewhere, elsewhere, |_, report| {
-        assert_eq!(report.outcome, Outcome::Conflict, "{report:?}");
-        assert!(
-            report
-                .conflicts
-                .iter()
-                .all(|conflict| conflict.kind == sandstack_store::ConflictKind::Rename),
-            "{:?}",
-            report.conflicts
-        );
-    });
-    // A file that was moved, and edited by the other.
-    together(
-        TREE,
-        |s| s.rename("d/e/b", "b"),
-        |s| s.edit("d/e/b", "3\n", "three\n"),
-        &[("b", "1\n2\nthree\n"), ("d/a", "a\n"), ("g", "g\n")],
-    );
-}
-
-#[test]
 fn symlinks_and_special_files() {
     let base: &[(&str, &str)] = &[("f", "f\n")];
     for (first, second) in [("a", "b"), ("b", "a")] {

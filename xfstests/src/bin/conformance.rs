@@ -11,6 +11,8 @@ use clap::{Args, Parser, Subcommand};
 use sandstack_xfstests::baseline::{Baseline, Outcome, Results, Verdict};
 use sandstack_xfstests::fsx::Fsx;
 use sandstack_xfstests::pjdfstest::Pjdfstest;
+use sandstack_xfstests::pjdfstest_c::PjdfstestC;
+use sandstack_xfstests::unionmount::Unionmount;
 use sandstack_xfstests::view::Serving;
 use sandstack_xfstests::xfstests::Xfstests;
 
@@ -86,11 +88,29 @@ enum Judge {
         /// Tests, such as generic/001; default those of xfstests/tests.list.
         tests: Vec<String>,
     },
+    /// The suite that pjdfstest was made after, in C and shell.
+    PjdfstestC {
+        /// The directory in which it was built.
+        #[arg(long)]
+        installed: PathBuf,
+    },
+    /// The test suite for union mounts.
+    Unionmount {
+        /// The directory with `run`.
+        #[arg(long)]
+        installed: PathBuf,
+    },
     /// All of them that are installed. With CI=true, one that is not is a fault.
     All {
         /// The directory of an installed xfstests.
         #[arg(long)]
         xfstests: Option<PathBuf>,
+        /// The directory of a built pjdfstest in C.
+        #[arg(long)]
+        pjdfstest_c: Option<PathBuf>,
+        /// The directory of the unionmount test suite.
+        #[arg(long)]
+        unionmount: Option<PathBuf>,
         /// Operations of fsx.
         #[arg(long, default_value_t = 1_000_000)]
         operations: u64,
@@ -168,16 +188,28 @@ fn run() -> io::Result<bool> {
             limit,
             tests,
         } => run.xfstests(&installed, group.as_deref(), limit, tests)?,
+        Judge::PjdfstestC { installed } => run.pjdfstest_c(&installed)?,
+        Judge::Unionmount { installed } => run.unionmount(&installed)?,
         Judge::All {
             xfstests,
+            pjdfstest_c,
+            unionmount,
             operations,
-        } => run.all(xfstests.as_deref(), operations)?,
+        } => {
+            run.programs(operations)?;
+            run.directories(
+                pjdfstest_c.as_deref(),
+                unionmount.as_deref(),
+                xfstests.as_deref(),
+            )?;
+        }
     }
     Ok(run.summary())
 }
 
 impl Run {
-    fn all(&mut self, xfstests: Option<&Path>, operations: u64) -> io::Result<()> {
+    /// The suites that are programs, if they are in `PATH`.
+    fn programs(&mut self, operations: u64) -> io::Result<()> {
         match installed("pjdfstest") {
             Some(program) => self.pjdfstest(program, &[])?,
             None => self.lacks("pjdfstest", "`cargo install pjdfstest --locked`"),
@@ -185,6 +217,24 @@ impl Run {
         match installed("fsx") {
             Some(program) => self.fsx(program, operations, 4)?,
             None => self.lacks("fsx", "`cargo install fsx --locked`"),
+        }
+        Ok(())
+    }
+
+    /// The suites that are used where they were built.
+    fn directories(
+        &mut self,
+        pjdfstest_c: Option<&Path>,
+        unionmount: Option<&Path>,
+        xfstests: Option<&Path>,
+    ) -> io::Result<()> {
+        match pjdfstest_c {
+            Some(installed) => self.pjdfstest_c(installed)?,
+            None => self.lacks("pjdfstest-c", "PJDFSTEST_C=DIR, where it was built"),
+        }
+        match unionmount {
+            Some(installed) => self.unionmount(installed)?,
+            None => self.lacks("unionmount", "UNIONMOUNT=DIR, which has its `run`"),
         }
         match xfstests {
             Some(installed) => self.xfstests(installed, None, 600, Vec::new())?,
@@ -222,6 +272,29 @@ impl Run {
         let start = Instant::now();
         let results = suite.run(&self.serving, &place)?;
         self.judge("fsx", "fsx", &results, start);
+        Ok(())
+    }
+
+    fn pjdfstest_c(&mut self, installed: &Path) -> io::Result<()> {
+        let suite = PjdfstestC {
+            installed: std::path::absolute(installed)?,
+        };
+        let place = self.place("pjdfstest-c")?;
+        let start = Instant::now();
+        let results = suite.run(&self.serving, &place)?;
+        self.judge("pjdfstest-c", "pjdfstest-c", &results, start);
+        Ok(())
+    }
+
+    fn unionmount(&mut self, installed: &Path) -> io::Result<()> {
+        let suite = Unionmount {
+            installed: std::path::absolute(installed)?,
+            harness: Path::new(HERE).join("harness"),
+        };
+        let place = self.place("unionmount")?;
+        let start = Instant::now();
+        let results = suite.run(&self.serving, &place)?;
+        self.judge("unionmount", "unionmount", &results, start);
         Ok(())
     }
 

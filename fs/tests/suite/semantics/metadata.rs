@@ -1,7 +1,7 @@
 //! Semantics: permissions, owners, set-id bits, times, extended attributes, special files.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
@@ -166,6 +166,8 @@ fn changes_take_set_id_bits_away() {
 }
 
 /// > Whatever is no directory loses set-id bits when its owner is changed.
+///
+/// > `chown` to no new owner and no new group, by one who does not own a file with set-id bits, changes nothing, and is not refused as on a disk: the kernel neither checks it nor says what it is.
 #[test]
 fn changes_of_owner_take_set_id_bits_away() {
     if lacks_root() {
@@ -177,7 +179,7 @@ fn changes_of_owner_take_set_id_bits_away() {
         |disk| {
             make_node(&disk.path("null"), FileType::CharacterDevice, (1, 3)).unwrap();
             make_node(&disk.path("socket"), FileType::Socket, (0, 0)).unwrap();
-            let names = ["file", "fifo", "null", "socket", "dir", "dir/below"];
+            let names = ["file", "fifo", "null", "socket", "dir/below", "dir"];
             for name in names {
                 let path = disk.path(name);
                 let is_dir = path.is_dir();
@@ -187,6 +189,11 @@ fn changes_of_owner_take_set_id_bits_away() {
                     let after = if is_dir { 0o6755 } else { 0o755 };
                     assert_eq!(mode(&path), after, "{name} to {uid:?} {gid:?}");
                 }
+                chmod(&path, 0o6755);
+                let before = syscalls::times(&path);
+                as_user(1, 1, || std::os::unix::fs::lchown(&path, None, None)).unwrap();
+                assert_eq!(mode(&path), 0o6755, "{name} by a stranger");
+                assert!(is_dir || syscalls::times(&path) == before, "{name}");
             }
         },
     );
@@ -242,6 +249,21 @@ fn reading_does_not_move_atime() {
             }
             disk.remount();
         }
+    });
+}
+
+/// > What goes through a FIFO moves none of its times: the kernel tells nobody.
+#[test]
+fn times_of_fifos_stay() {
+    in_every_mode("times_of_fifos_stay", everything, |disk| {
+        let path = disk.path("fifo");
+        let before = syscalls::times(&path);
+        let mut file = open(&path, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
+        file.write_all(b"through").unwrap();
+        let mut bytes = [0; 7];
+        file.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"through");
+        assert_eq!(syscalls::times(&path), before);
     });
 }
 
