@@ -71,6 +71,8 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Io`], [`crate::Error::Database`], or as reading an object.
     pub fn usage(&self) -> Result<StoreUsage> {
+        // What is counted stays while it is counted, whatever is squashed or released meanwhile.
+        let _no_collection = self.inner().collecting.lock();
         let mut usage = StoreUsage {
             object_bytes: self.objects().disk_bytes()?,
             database_bytes: self.inner().db.disk_bytes()?,
@@ -163,10 +165,6 @@ impl Store {
         let stack = self.stack(id)?;
         let mut roots = stack.roots()?;
         roots.extend(stack.leases()?.iter().map(|lease| lease.record().base_root));
-        let pins: Vec<_> = roots
-            .iter()
-            .map(|root| self.objects().pin_root(*root))
-            .collect();
         let mut marks = Marks::default();
         let mut bytes = 0;
         for root in &roots {
@@ -175,7 +173,6 @@ impl Store {
                 each(digest)
             })?;
         }
-        drop(pins);
         Ok(bytes)
     }
 }
