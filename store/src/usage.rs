@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::collect::Marks;
 use crate::digest::Digest;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lease::LeaseId;
 use crate::pins::short;
 use crate::stack::StackId;
@@ -92,10 +92,14 @@ impl Store {
         // How many stacks reach an object.
         let mut reached: FxHashMap<u64, u32> = FxHashMap::default();
         for id in self.stack_ids()? {
-            let stored_bytes = self.reach_of(id, &mut |digest| {
+            let stored_bytes = match self.reach_of(id, &mut |digest| {
                 *reached.entry(short(digest)).or_insert(0) += 1;
                 Ok(())
-            })?;
+            }) {
+                // It was destroyed in between.
+                Err(Error::NoStack(_)) => continue,
+                found => found?,
+            };
             let stack = self.stack(id)?;
             let head = stack.layer(stack.head())?;
             usage.stacks.push(StackUsage {
