@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::event::Subject;
 use crate::failure::{Failure, Result};
 use crate::gateway::{Context, Gateway};
-use crate::history::gone_layer;
+use crate::history::{gone_layer, on_layer};
 use crate::show;
 
 impl Gateway {
@@ -26,10 +26,7 @@ impl Gateway {
         let sandbox = self.ready_sandbox(context, &request.sandbox_id)?;
         let stack = sandbox.stack()?.clone();
         let from = request.from.as_ref().map(show::parse_layer).transpose()?;
-        let to = match &request.to {
-            Some(to) => show::parse_layer(to)?,
-            None => stack.head(),
-        };
+        let to = request.to.as_ref().map(show::parse_layer).transpose()?;
         // A patch is of a difference.
         let from = match (from, request.format) {
             (None, ApiFormat::Patch) => stack.layer_at(1)?.map(|base| base.id),
@@ -43,15 +40,17 @@ impl Gateway {
         };
         let dest = PathBuf::from(request.dest.as_os_str());
         let gateway = Arc::clone(self);
-        let exported = {
+        let (to, exported) = {
             let _span = context.trace.span("layers.export");
             self.blocking(move || {
                 gateway.check_dest(&dest)?;
-                let exported = stack.export(from, to, format, &dest);
-                exported.map_err(|error| match error {
+                let (to, exported) =
+                    on_layer(&stack, to, |to| stack.export(from, to, format, &dest));
+                let exported = exported.map_err(|error| match error {
                     StoreError::NoLayer(_) => gone_layer(error, &stack),
                     error => failure_at(error, &dest),
-                })
+                })?;
+                Ok((to, exported))
             })
             .await?
         };

@@ -42,15 +42,16 @@ impl Gateway {
         self.blocking(move || {
             let base = asked.base();
             let stack = asked.sandbox.stack()?;
-            let (against, from) = match (request.against, &mark) {
-                (DiffAgainst::Base, _) => (None, base),
-                (DiffAgainst::Head, Some(mark)) => (Some(mark.from), mark.from),
-                (DiffAgainst::Head, None) => (Some(stack.head()), stack.head()),
+            let (from, found) = match (request.against, &mark) {
+                (DiffAgainst::Base, _) => (base, asked.upper().difference(None, &window)),
+                (DiffAgainst::Head, mark) => {
+                    let wanted = mark.as_ref().map(|mark| mark.from);
+                    on_layer(stack, wanted, |layer| {
+                        asked.upper().difference(Some(layer), &window)
+                    })
+                }
             };
-            let found = asked
-                .upper()
-                .difference(against, &window)
-                .map_err(|error| gone_layer(error, stack))?;
+            let found = found.map_err(|error| gone_layer(error, stack))?;
             let next = next_mark(&found, from, from);
             Ok(SessionDiff {
                 workspace_session_id: asked.id.clone(),
@@ -76,23 +77,25 @@ impl Gateway {
         let to = request.to.as_ref().map(show::parse_layer).transpose()?;
         self.blocking(move || {
             let stack = sandbox.stack()?;
-            let to = to
-                .or(mark.as_ref().map(|mark| mark.to))
-                .unwrap_or_else(|| stack.head());
-            let from = match from.or(mark.as_ref().map(|mark| mark.from)) {
-                Some(from) => from,
-                None => {
-                    let layer = stack.layer(to).map_err(|error| gone_layer(error, stack))?;
-                    layer.parent.ok_or_else(|| {
-                        Failure::invalid(format!(
-                            "layer {to} is the base and has no parent; give `from`, or another `to`"
-                        ))
-                    })?
+            let from = from.or(mark.as_ref().map(|mark| mark.from));
+            let to = to.or(mark.as_ref().map(|mark| mark.to));
+            let mut compared = from;
+            let (to, found) = on_layer(stack, to, |to| {
+                let parent = || -> sandstack_store::Result<_> { Ok(stack.layer(to)?.parent) };
+                match from.map_or_else(parent, |from| Ok(Some(from)))? {
+                    None => Ok(None),
+                    Some(from) => {
+                        compared = Some(from);
+                        stack.difference(from, to, &window).map(Some)
+                    }
                 }
+            });
+            let found = found.map_err(|error| gone_layer(error, stack))?;
+            let (Some(from), Some(found)) = (compared, found) else {
+                return Err(Failure::invalid(format!(
+                    "layer {to} is the base and has no parent; give `from`, or another `to`"
+                )));
             };
-            let found = stack
-                .difference(from, to, &window)
-                .map_err(|error| gone_layer(error, stack))?;
             let next = next_mark(&found, from, to);
             Ok(LayerDiff {
                 sandbox_id: sandbox.id.clone(),
@@ -220,6 +223,22 @@ fn entry(shown: ShownChange) -> DiffEntry {
         new: change.new.as_ref().map(version),
         hunks,
         hunks_omitted,
+    }
+}
+
+/// Does `work` with the layer that is wanted, by default the head. If a squash took that away in
+/// between, again with the new one.
+pub(crate) fn on_layer<T>(
+    stack: &Stack,
+    wanted: Option<LayerId>,
+    mut work: impl FnMut(LayerId) -> sandstack_store::Result<T>,
+) -> (LayerId, sandstack_store::Result<T>) {
+    loop {
+        let layer = wanted.unwrap_or_else(|| stack.head());
+        match work(layer) {
+            Err(StoreError::NoLayer(_)) if wanted.is_none() && stack.head() != layer => {}
+            result => return (layer, result),
+        }
     }
 }
 

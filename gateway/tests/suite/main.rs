@@ -7,6 +7,7 @@
     reason = "a test fails by panicking and may talk"
 )]
 
+mod at_once;
 mod attach;
 mod auth;
 mod bad_input;

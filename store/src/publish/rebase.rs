@@ -15,6 +15,7 @@ use crate::edit;
 use crate::error::Result;
 use crate::lease::{Lease, LeaseId, LeaseRecord};
 use crate::name::RelPath;
+use crate::point;
 use crate::refresh::Writer;
 use crate::stack::Stack;
 use crate::upper::Upper;
@@ -97,8 +98,10 @@ impl Stack {
         batch.finish(&mut db_batch)?;
         let _root_pin = store.objects().pin_root(root);
         self.db().commit(db_batch, Durability::Power)?;
+        point::pass("rebase.pinned");
         let content = lease_on(root, format!("content of {}", old.holder), None)?;
         let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;
+        point::pass("rebase.leased");
         let written = store.open_upper(&lease).and_then(|upper| {
             let merged = store.lower(&root)?;
             Writer::write(&upper, &head, &merged, &compare(&head, &merged)?)?;
@@ -109,6 +112,7 @@ impl Stack {
             store.release(content.id())?;
             return Err(error);
         }
+        point::pass("rebase.written");
         Ok(Ok(Rebased {
             lease,
             content: Some(content),

@@ -1,19 +1,17 @@
-//! Processes that are killed: at each of the store's crash points in turn.
+//! Processes that are killed: at each point at which it matters, what is there afterwards is the old
+//! state or the new one, whole, and work goes on from it.
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::process::{Signal, getpid, kill_process};
 use sandstack_store::{
-    CRASH_POINTS, ExportFormat, Lease, LeaseId, Outcome, Stack, at_crash_points,
+    CRASH_POINTS, ExportFormat, Outcome, PublishOptions, Stack, Store, at_crash_points,
 };
 
-use crate::fixture::snapshot::Level;
-use crate::fixture::{
-    Random, Scratch, Session, Snapshot, Watchdog, child, host, import, now_ms, numbered, stack_of,
-    verify,
-};
+use crate::fixture::session::rel;
+use crate::fixture::{Scratch, Session, Snapshot, Watchdog, child, host, now_ms, stack_of, verify};
 
 /// Not a test: the children of other tests begin here.
 #[test]
@@ -25,173 +23,163 @@ fn child() {
     match role.as_str() {
         "import-deep" => crate::import::import_deep(&place),
         "program" => crate::upper::run_program(&place, &argument),
-        "life" => live(&place, &argument),
+        "everything" => everything(&place, &argument),
         _ => panic!("no role {role}"),
     }
 }
 
-/// A project with a history: layers to squash, garbage to collect, and a session with work.
-struct Ground {
-    scratch: Scratch,
-    lease: Lease,
-    /// What the head has.
-    old: Snapshot,
-    /// What it has when the session's work is published.
-    new: Snapshot,
-}
+/// Where this process is killed.
+static END: OnceLock<String> = OnceLock::new();
 
-fn ground() -> Ground {
-    let scratch = Scratch::in_memory();
-    let mut random = Random::new(17);
-    for project in ["project", "second"] {
-        let dir = scratch.dir(project);
-        host::write(&dir.join("text"), numbered(50).as_bytes());
-        host::write(&dir.join("large"), &random.bytes(900_000));
-        host::write(&dir.join("d/e/small"), b"small\n");
-        host::write(&dir.join("gone"), b"gone\n");
-    }
-    let store = scratch.store();
-    let stack = stack_of(&store, &scratch.path("project"));
-    for (name, bytes) in [("one", 800_000), ("two", 700_000), ("three", 600_000)] {
-        let session = Session::open(&stack, name);
-        session.write("large", random.bytes(bytes));
-        session.edit("text", "7\n", &format!("seven of {name}\n"));
-        session.publish();
-        store.release(session.lease.id()).unwrap();
-        // As the next one finds it.
-        let session = Session::open(&stack, name);
-        session.edit("text", &format!("seven of {name}\n"), "7\n");
-        session.publish();
-        store.release(session.lease.id()).unwrap();
-    }
-    let session = Session::open(&stack, "mine");
-    session.edit("text", "30\n", "thirty\n");
-    session.write("large", random.bytes(1_000_000));
-    session.write("d/new", "new\n");
-    session.rename("d/e", "moved");
-    session.remove("gone");
-    let (old, new) = (Snapshot::of_head(&stack), session.view());
-    Ground {
-        lease: session.lease.clone(),
-        scratch,
-        old,
-        new,
-    }
-}
-
-/// The point at which this process ends.
-static FATAL: OnceLock<String> = OnceLock::new();
-
-/// The child's part: everything that a store does, up to the point that is named.
-fn live(place: &Path, argument: &str) {
-    let (point, lease) = argument.split_once(' ').unwrap();
-    FATAL.set(point.to_owned()).unwrap();
-    at_crash_points(|passed| {
-        if FATAL.get().is_some_and(|fatal| fatal == passed) {
-            child::say(passed);
-            std::io::stdout().flush().unwrap();
-            let own = rustix::process::getpid();
-            rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
-            std::thread::park();
+/// Does one thing after the other, until it comes to its end.
+fn everything(place: &Path, end: &str) {
+    END.set(end.to_owned()).unwrap();
+    at_crash_points(|point| {
+        if END.get().is_some_and(|end| end == point) {
+            kill_process(getpid(), Signal::KILL).unwrap();
         }
     });
-    let store = sandstack_store::Store::open(&place.join("store")).unwrap();
-    let lease = store.lease(LeaseId(lease.parse().unwrap())).unwrap();
-    act(&Session::resume(&store, &lease), place);
-    child::say("ends");
+    let store = Store::open(&place.join("store")).unwrap();
+    let stack = stack_of(&store, &place.join("project"));
+    let live = Session::open(&stack, "live");
+    live.write("own", vec![b'o'; 200_000]);
+    live.write("rest", "r\n");
+    live.upper.sync().unwrap();
+    child::say("live");
+    for revision in 2..=4u64 {
+        let session = Session::open(&stack, &format!("s{revision}"));
+        session.write("revision", format!("{revision}\n"));
+        session.write("big", vec![revision as u8; 100_000]);
+        session.publish();
+        store.release(session.lease.id()).unwrap();
+        child::say(&format!("published {revision}"));
+    }
+    stack.squash(1, None, now_ms()).unwrap();
+    store.collect_garbage(false, &mut || false).unwrap();
+    let dest = place.join("out");
+    stack
+        .export(None, stack.head(), ExportFormat::Directory, &dest)
+        .unwrap();
+    // A part is published, which says its revision too, and the session goes on.
+    live.write("revision", "5\n");
+    let options = PublishOptions {
+        paths: vec![rel("own"), rel("revision")],
+        ..live.options()
+    };
+    let report = stack.publish(&live.upper, &options, &mut |_| {}).unwrap();
+    assert!(matches!(report.outcome, Outcome::Conflict), "{report:?}");
+    let options = PublishOptions {
+        paths: vec![rel("own")],
+        ..live.options()
+    };
+    let report = stack.publish(&live.upper, &options, &mut |_| {}).unwrap();
+    live.write("revision", "1\n");
+    stack
+        .rebase(&live.upper, &options, &report)
+        .unwrap()
+        .unwrap();
+    child::say("done");
 }
 
-/// Import, publish, squash, collection, export. What was done already is not done again.
-fn act(session: &Session, place: &Path) -> Stack {
-    let (stack, store) = (&session.stack, session.stack.store());
-    let second = store
-        .create_stack(&import(store, &place.join("second")), now_ms())
-        .unwrap();
-    let report = stack
-        .publish(&session.upper, &session.options(), &mut |_| {})
-        .unwrap();
+#[test]
+fn a_crash_at_any_point_leaves_the_old_or_the_new() {
+    let _watchdog = Watchdog::start("a_crash_at_any_point", Duration::from_secs(300));
+    for point in CRASH_POINTS {
+        let scratch = Scratch::in_memory();
+        let dir = scratch.dir("project");
+        host::write(&dir.join("revision"), b"1\n");
+        host::write(&dir.join("big"), &[1; 100_000]);
+        let mut child = child::start("everything", dir.parent().unwrap(), point);
+        let mut said = Vec::new();
+        while let Some(text) = child.hear() {
+            said.push(text);
+        }
+        drop(child);
+        assert_ne!(
+            said.last().map(String::as_str),
+            Some("done"),
+            "{point} is never passed"
+        );
+        after_a_crash(&scratch, &said, point);
+    }
+}
+
+fn after_a_crash(scratch: &Scratch, said: &[String], point: &str) {
+    let store = scratch.store();
+    let verified = store.verify().unwrap();
+    assert_eq!(verified.problems, Vec::<String>::new(), "{point}");
+    let Some(id) = store.stack_ids().unwrap().pop() else {
+        assert!(said.is_empty(), "{point}: {said:?}");
+        // The import is done again, from where it was.
+        stack_of(&store, &scratch.path("project"));
+        return;
+    };
+    let stack = store.stack(id).unwrap();
+    verify::stack(&stack);
+    // The head is a whole one, and no older than what was acknowledged.
+    let (head, files) = (stack.head(), Snapshot::of_head(&stack));
+    let revision: u64 = files.text("revision").unwrap().trim().parse().unwrap();
     assert!(
-        matches!(report.outcome, Outcome::Published(_) | Outcome::NoChange),
-        "{report:?}"
+        revision == head.revision || (revision, head.revision) == (4, 5),
+        "{point}"
     );
-    stack.squash(1, None, now_ms()).unwrap();
+    assert_eq!(files.bytes("big"), vec![revision as u8; 100_000], "{point}");
+    let acknowledged = said
+        .iter()
+        .filter(|text| text.starts_with("published"))
+        .count() as u64;
     assert!(
-        store
-            .collect_garbage(false, &mut || false)
-            .unwrap()
-            .complete
+        head.revision > acknowledged,
+        "{point}: {head} after {said:?}"
     );
-    let dest = place.join("exported");
-    if !dest.exists() {
+    // A place has all of an export or nothing.
+    let out = scratch.path("out");
+    if out.exists() {
+        Snapshot::of_directory(&out)
+            .assert_same(&files_of(&stack, 4), crate::fixture::snapshot::Level::Tree);
+    }
+    // Done again, it leaves nothing beside it of the one that was killed.
+    if !out.exists() {
         stack
-            .export(None, stack.head(), ExportFormat::Directory, &dest)
+            .export(None, stack.head(), ExportFormat::Directory, &out)
             .unwrap();
     }
-    second
-}
-
-/// After a kill at any point the head is the old layer or the new one, the session has its work,
-/// nothing is damaged, and everything can be done again.
-#[test]
-fn a_store_that_is_killed_is_whole_whatever_it_did() {
-    let _watchdog = Watchdog::start("a_store_that_is_killed", Duration::from_secs(240));
-    for point in CRASH_POINTS {
-        let Ground {
-            scratch,
-            lease,
-            old,
-            new,
-        } = ground();
-        let argument = format!("{point} {}", lease.id().0);
-        let mut running = child::start("life", &scratch.path(""), &argument);
+    let mut beside: Vec<String> = std::fs::read_dir(scratch.path(""))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    beside.sort();
+    assert_eq!(beside, ["out", "project", "store"], "{point}");
+    // What a session had is there, and is published; then nothing is left of it but that.
+    let live = stack
+        .leases()
+        .unwrap()
+        .into_iter()
+        .find(|lease| lease.record().holder == "live");
+    if let Some(lease) = live.filter(|_| said.iter().any(|text| text == "live")) {
+        let session = Session::resume(&store, &lease);
+        assert_eq!(session.read("own"), vec![b'o'; 200_000], "{point}");
+        session.write("revision", "1\n");
+        session.write("more", "m\n");
+        session.publish();
         assert_eq!(
-            running.hear().as_deref(),
-            Some(*point),
-            "it was not reached"
-        );
-        assert_eq!(running.hear(), None, "it went on after {point}");
-
-        let store = scratch.store();
-        assert_eq!(
-            store.verify().unwrap().problems,
-            Vec::<String>::new(),
+            Snapshot::of_head(&stack).text("rest"),
+            Some("r\n"),
             "{point}"
         );
-        let session = Session::resume(&store, &lease);
-        verify::stack(&session.stack);
-        let head = Snapshot::of_head(&session.stack);
-        let is = |other: &Snapshot| head.difference(other, Level::Copy).is_empty();
-        let published = CRASH_POINTS
-            .iter()
-            .position(|name| *name == "publish.committed")
-            .unwrap();
-        let reached = CRASH_POINTS.iter().position(|name| name == point).unwrap();
-        assert!(
-            if reached < published {
-                is(&old)
-            } else {
-                is(&new)
-            },
-            "{point}: {}",
-            head.difference(&new, Level::Copy)
-        );
-        session.view().assert_same(&new, Level::Exact);
-        let exported = scratch.path("exported");
-        if exported.exists() {
-            Snapshot::of_directory(&exported).assert_same(&new, Level::Copy);
-        }
-
-        act(&session, &scratch.path(""));
-        verify::store(&store);
-        verify::stack(&session.stack);
-        Snapshot::of_head(&session.stack).assert_same(&new, Level::Copy);
-        Snapshot::of_directory(&exported).assert_same(&new, Level::Copy);
-        // A project whose import was killed came in the second time, and nothing is left of both.
-        let mut left: Vec<String> = std::fs::read_dir(scratch.path(""))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        left.sort();
-        assert_eq!(left, ["exported", "project", "second", "store"], "{point}");
     }
+    for lease in stack.leases().unwrap() {
+        store.release(lease.id()).unwrap();
+    }
+    stack.squash(0, None, now_ms()).unwrap();
+    store.collect_garbage(false, &mut || false).unwrap();
+    verify::store(&store);
+    let found = store.collect_garbage(true, &mut || false).unwrap();
+    assert_eq!((found.objects, found.stray_files), (0, 0), "{point}");
+}
+
+/// What the layer of `revision` shows.
+fn files_of(stack: &Stack, revision: u64) -> Snapshot {
+    let layer = stack.layer_at(revision).unwrap().unwrap();
+    Snapshot::of_layer(&stack.store().lower(&layer.root).unwrap())
 }

@@ -10,6 +10,7 @@
 
 mod collect;
 mod content;
+mod corners;
 mod crash;
 mod export;
 mod fixture;

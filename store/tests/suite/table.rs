@@ -79,7 +79,7 @@ pub(crate) fn together(files: &[(&str, &str)], one: Edit, other: Edit, expected:
 
 /// Both orders conflict, at these paths: `path:Kind`.
 #[track_caller]
-fn apart(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[&str]) {
+pub(crate) fn apart(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[&str]) {
     both_orders(files, one, other, |_, report| {
         assert_eq!(conflicts_of(report), expected);
         assert_eq!(report.outcome, Outcome::Conflict);
@@ -87,7 +87,7 @@ fn apart(files: &[(&str, &str)], one: Edit, other: Edit, expected: &[&str]) {
 }
 
 /// Where and why: `path:Kind`.
-fn conflicts_of(report: &PublishReport) -> Vec<String> {
+pub(crate) fn conflicts_of(report: &PublishReport) -> Vec<String> {
     report
         .conflicts
         .iter()
