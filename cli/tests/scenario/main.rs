@@ -7,6 +7,7 @@
     reason = "a test fails by panicking and may talk"
 )]
 
+mod cells;
 mod lanes;
 mod rig;
 
@@ -16,6 +17,13 @@ use rig::Rig;
 fn ten_lanes_publish_at_once_in_local_sandboxes() {
     let rig = Rig::start("local");
     lanes::run(&rig, None);
+    rig.end();
+}
+
+#[test]
+fn every_cell_of_the_publish_table() {
+    let rig = Rig::start("cells");
+    cells::run(&rig);
     rig.end();
 }
 
