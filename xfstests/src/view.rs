@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long is waited for an unmounted view's daemon to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long is waited for an unmounted view's daemon to end: on a disk that is busy its last sync is slow.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How views are served.
 #[derive(Clone, Debug)]

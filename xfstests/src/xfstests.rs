@@ -49,7 +49,8 @@ impl Xfstests {
     /// Runs tests in `place`, a directory of its own, and calls `told` after each.
     ///
     /// # Errors
-    /// A test could not be started.
+    /// A test could not be started, or the installation is in use: `check` names temporary files
+    /// after its process, and that number is the same in each namespace.
     pub fn run(
         &self,
         serving: &Serving,
@@ -57,6 +58,11 @@ impl Xfstests {
         tests: &[String],
         mut told: impl FnMut(&str, &Outcome),
     ) -> io::Result<Results> {
+        let check = fs::File::open(self.installed.join("check"))?;
+        check.try_lock().map_err(|error| {
+            let installed = self.installed.display();
+            io::Error::other(format!("another run uses {installed}: {error}"))
+        })?;
         fs::create_dir_all(place.join("logs"))?;
         let mut results = Results::new();
         for test in tests {

@@ -3,15 +3,68 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::error::{Error, Result};
 
 /// Compression of `tar-zst`: what zstd takes for granted.
 const ZSTD_LEVEL: i32 = 3;
+
+/// Exports to one destination that may be under way at once. All but one will find it taken.
+const ATTEMPTS: u32 = 16;
+
+fn make(path: &Path, directory: bool) -> io::Result<()> {
+    if directory {
+        return fs::DirBuilder::new().mode(0o700).create(path);
+    }
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(path).map(|_| ())
+}
+
+fn is_there(made: &io::Result<()>) -> bool {
+    made.as_ref()
+        .is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
+}
+
+/// Locks what is being made. `None`: another process makes it, or has removed it.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    let id = |metadata: &fs::Metadata| (metadata.dev(), metadata.ino());
+    Ok(match fs::symlink_metadata(path) {
+        Ok(metadata) if id(&metadata) == id(&file.metadata()?) => Some(file),
+        _ => None,
+    })
+}
+
+/// Removes what a killed process has left at `path`; `false` if it is not abandoned, or stays.
+fn clear_abandoned(path: &Path, directory: bool) -> bool {
+    let Ok(Some(_lock)) = lock(path) else {
+        return false;
+    };
+    let removed = if directory {
+        remove_tree(path)
+    } else {
+        fs::remove_file(path)
+    };
+    if let Err(error) = &removed {
+        tracing::warn!(path = %path.display(), %error, "an abandoned export stays");
+    }
+    removed.is_ok()
+}
 
 /// What is being made beside its destination; removed when dropped before it has its place.
 pub(super) struct Staged {
@@ -19,6 +72,8 @@ pub(super) struct Staged {
     path: PathBuf,
     directory: bool,
     placed: bool,
+    /// Held while it is being made, so that one that was abandoned by a killed process is known.
+    _lock: File,
 }
 
 impl Staged {
@@ -42,38 +97,31 @@ impl Staged {
         let (Some(parent), Some(name)) = (dest.parent(), dest.file_name()) else {
             return Err(Error::io("exporting to", dest, io::ErrorKind::InvalidInput));
         };
-        // Of a process that was killed there may be one left: its number is in the name.
-        let mut staged = std::ffi::OsString::from(".");
-        staged.push(name);
-        staged.push(format!(".export-{}", std::process::id()));
-        for attempt in 0.. {
-            let mut name = staged.clone();
-            name.push(format!("-{attempt}"));
-            let path = parent.join(name);
-            let made = if directory {
-                fs::DirBuilder::new().mode(0o700).create(&path)
-            } else {
-                fs::OpenOptions::new()
-                    .write(true)
-                    .create_new(true)
-                    .mode(0o600)
-                    .open(&path)
-                    .map(|_| ())
-            };
+        let tag = blake3::hash(name.as_encoded_bytes()).to_hex();
+        for attempt in 0..ATTEMPTS {
+            let path = parent.join(format!(".export-{}-{attempt}", &tag[..16]));
+            let mut made = make(&path, directory);
+            if is_there(&made) && clear_abandoned(&path, directory) {
+                made = make(&path, directory);
+            }
             match made {
-                Ok(()) => {
-                    return Ok(Staged {
-                        dest: dest.to_path_buf(),
-                        path,
-                        directory,
-                        placed: false,
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 100 => {}
+                Ok(()) => {}
+                Err(_) if is_there(&made) => continue,
                 Err(error) => return Err(Error::io("making", &path, error)),
             }
+            // Otherwise somebody took it for abandoned before it was locked.
+            if let Some(lock) = lock(&path).map_err(|error| Error::io("locking", &path, error))? {
+                return Ok(Staged {
+                    dest: dest.to_path_buf(),
+                    path,
+                    directory,
+                    placed: false,
+                    _lock: lock,
+                });
+            }
         }
-        unreachable!("the last attempt returns")
+        let busy = io::Error::other(format!("{ATTEMPTS} exports to it are under way"));
+        Err(Error::io("exporting to", dest, busy))
     }
 
     pub(super) fn directory(&self) -> Result<OwnedFd> {

@@ -138,6 +138,18 @@ fn after_a_crash(scratch: &Scratch, said: &[String], point: &str) {
         Snapshot::of_directory(&out)
             .assert_same(&files_of(&stack, 4), crate::fixture::snapshot::Level::Tree);
     }
+    // Done again, it leaves nothing beside it of the one that was killed.
+    if !out.exists() {
+        stack
+            .export(None, stack.head(), ExportFormat::Directory, &out)
+            .unwrap();
+    }
+    let mut beside: Vec<String> = std::fs::read_dir(scratch.path(""))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    beside.sort();
+    assert_eq!(beside, ["out", "project", "store"], "{point}");
     // What a session had is there, and is published; then nothing is left of it but that.
     let live = stack
         .leases()
