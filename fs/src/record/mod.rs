@@ -380,9 +380,12 @@ impl Recorder {
                 }
             }
             if let Err(error) = self.flush() {
-                tracing::error!(session = %self.session, %error, "access records were lost");
                 let mut waiting = self.waiting.lock();
-                waiting.failed.get_or_insert_with(|| error.to_string());
+                // A full disk stays full for many tries. That there is a gap is on record.
+                if waiting.failed.is_none() {
+                    tracing::error!(session = %self.session, %error, "access records were lost");
+                    waiting.failed = Some(error.to_string());
+                }
             }
         }
     }
