@@ -7,6 +7,7 @@
     reason = "a test fails by panicking and may talk"
 )]
 
+mod adapter;
 mod cells;
 mod lanes;
 mod rig;
@@ -35,4 +36,9 @@ fn ten_lanes_publish_at_once_in_docker_sandboxes() {
     let rig = Rig::start("docker");
     lanes::run(&rig, Some(&image));
     rig.end();
+}
+
+#[test]
+fn every_verb_of_the_adapter_for_scripts() {
+    adapter::run();
 }
