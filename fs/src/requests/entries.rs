@@ -24,6 +24,8 @@ impl Requests {
         name: &[u8],
     ) -> Result<Option<Attributes>> {
         match self.tree.lookup(parent, name) {
+            // Without a name it is about to go: the kernel has given it back, or would not ask.
+            Ok(found) if matches!(name, b"." | b"..") && found.nlink == 0 => Ok(None),
             Ok(found) if matches!(name, b"." | b"..") => {
                 self.known.told(found.ino);
                 Ok(Some(self.owned(found)))
