@@ -118,6 +118,7 @@ impl From<TraceMode> for Profile {
 
 /// Capabilities of a connection (`FUSE_*` of the INIT flags in `linux/fuse.h`).
 mod capability {
+    pub(super) const EXPORT_SUPPORT: u64 = 1 << 4;
     pub(super) const DONT_MASK: u64 = 1 << 6;
     pub(super) const DO_READDIRPLUS: u64 = 1 << 13;
     pub(super) const READDIRPLUS_AUTO: u64 = 1 << 14;
@@ -141,6 +142,7 @@ impl Profile {
     /// that nobody waits for is done, and readers would find what was there before.
     pub(crate) fn capabilities(self) -> u64 {
         let mut wanted = capability::PARALLEL_DIROPS
+            | capability::EXPORT_SUPPORT
             | capability::DONT_MASK
             | capability::POSIX_ACL
             | capability::DO_READDIRPLUS

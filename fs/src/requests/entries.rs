@@ -15,7 +15,8 @@ pub(crate) enum Sized {
 }
 
 impl Requests {
-    /// `None`: the name is not there, which may be believed like any answer.
+    /// `None`: the name is not there, which may be believed like any answer. By `.` and `..` the
+    /// kernel asks for what a file handle is, on its own account.
     pub(crate) fn lookup(
         &self,
         caller: Caller,
@@ -23,6 +24,13 @@ impl Requests {
         name: &[u8],
     ) -> Result<Option<Attributes>> {
         match self.tree.lookup(parent, name) {
+            // Without a name it is about to go: the kernel has given it back, or would not ask.
+            Ok(found) if matches!(name, b"." | b"..") && found.nlink == 0 => Ok(None),
+            Ok(found) if matches!(name, b"." | b"..") => {
+                self.known.told(found.ino);
+                Ok(Some(self.owned(found)))
+            }
+            Err(Error::NotFound) if matches!(name, b"." | b"..") => Ok(None),
             Ok(found) => {
                 self.known.told(found.ino);
                 self.recorder

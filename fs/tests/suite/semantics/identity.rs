@@ -1,7 +1,9 @@
 //! Semantics: inode numbers, link counts, times of what was imported.
 
 use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -249,5 +251,90 @@ fn times_of_all_ages_are_kept() {
             disk.remount();
             assert_eq!(syscalls::times(&path), before);
         }
+    });
+}
+
+/// A file handle, as `name_to_handle_at` fills it.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    data: [u8; 120],
+}
+
+impl Handle {
+    fn of(path: &Path) -> Handle {
+        let path = CString::new(syscalls::bytes_of(path)).unwrap();
+        let mut handle = Handle {
+            bytes: 120,
+            kind: 0,
+            data: [0; 120],
+        };
+        let mut mount = 0i32;
+        // SAFETY: the path, the handle with as much room as it says, and the number live over the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                &raw mut handle,
+                &raw mut mount,
+                0,
+            )
+        };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        handle
+    }
+
+    /// Opens what the handle is of, on the filesystem that `root` is on.
+    fn open(&self, root: &File) -> Result<File, i32> {
+        // SAFETY: the handle lives over the call, and the descriptor is open.
+        let descriptor = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                root.as_raw_fd(),
+                std::ptr::from_ref(self),
+                libc::O_RDONLY | libc::O_CLOEXEC,
+            )
+        };
+        if descriptor < 0 {
+            return Err(syscalls::errno(std::io::Error::last_os_error()));
+        }
+        // SAFETY: the call has just given it to us.
+        Ok(unsafe { File::from_raw_fd(descriptor as i32) })
+    }
+}
+
+/// > A file handle (`name_to_handle_at`) opens the same inode while it lives, also when the kernel has dropped it, and under another name; of one that is gone it is `ESTALE`.
+#[test]
+fn handles_are_of_inodes() {
+    if lacks_root() {
+        return;
+    }
+    in_every_mode("handles_are_of_inodes", everything, |disk| {
+        fs::create_dir(disk.path("new")).unwrap();
+        fs::write(disk.path("new/file"), "new").unwrap();
+        fs::write(disk.path("gone"), "gone").unwrap();
+        let names = ["file", "dir/other", "dir/below", "new/file", "new"];
+        let handles = names.map(|name| (name, Handle::of(&disk.path(name)), ino(&disk.path(name))));
+        let gone = Handle::of(&disk.path("gone"));
+        fs::remove_file(disk.path("gone")).unwrap();
+        // The kernel drops what nobody uses.
+        fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+        let check = |disk: &Disk| {
+            let root = File::open(disk.path("")).unwrap();
+            for (name, handle, ino) in &handles {
+                let found = handle
+                    .open(&root)
+                    .map(|file| file.metadata().unwrap().ino());
+                assert_eq!(found, Ok(*ino), "{name}");
+            }
+            assert_eq!(gone.open(&root).map(|_| ()), Err(libc::ESTALE));
+        };
+        check(disk);
+        fs::rename(disk.path("new"), disk.path("dir/moved")).unwrap();
+        check(disk);
+        disk.remount();
+        check(disk);
     });
 }
