@@ -244,3 +244,110 @@ fn large_texts_merge_in_little_memory() {
     let line = "x".repeat(1 << 20);
     assert_eq!(ours([b"x", line.as_bytes(), b"x"]), Some(line.into_bytes()));
 }
+
+/// The output of git in a repository, read and not changed; `None` if git fails.
+fn git_in(repository: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
+    let output = Command::new("git")
+        .arg("-C")
+        .arg(repository)
+        .args(arguments)
+        .output()
+        .unwrap();
+    output.status.success().then_some(output.stdout)
+}
+
+fn words(output: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(output);
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Every file that both parents of a merge commit changed, with its version at their merge base. As
+/// many merges as `SANDSTACK_TEST_CASES` says, 2,000 by default.
+#[test]
+#[ignore = "needs a repository with merges: SANDSTACK_MERGE_HISTORY names it"]
+fn merges_of_a_history_are_gits() {
+    let repository = std::env::var_os("SANDSTACK_MERGE_HISTORY")
+        .expect("SANDSTACK_MERGE_HISTORY names a repository with merges");
+    let repository = Path::new(&repository);
+    let scratch = Scratch::in_memory();
+    let dir = scratch.dir("git");
+    let git = |arguments: &[&str]| git_in(repository, arguments);
+    let count = format!("--max-count={}", cases(2000));
+    let merges = git(&[
+        "rev-list",
+        "--all",
+        "--min-parents=2",
+        "--max-parents=2",
+        "--parents",
+        &count,
+    ]);
+    let merges = String::from_utf8(merges.unwrap()).unwrap();
+    let (mut clean, mut conflicts, mut only_gits, mut only_ours) = (0u32, 0u32, 0u32, 0u32);
+    let mut wrong = Vec::new();
+    for merge in merges.lines() {
+        let [_, one, other] = &words(merge.as_bytes())[..] else {
+            panic!("{merge}")
+        };
+        let Some(base) = git(&["merge-base", one, other]) else {
+            continue;
+        };
+        let base = words(&base)[0].clone();
+        let changed = |side: &str| {
+            let names = [
+                "diff",
+                "--name-only",
+                "--no-renames",
+                "-z",
+                "--diff-filter=M",
+                &base,
+                side,
+            ];
+            let names = git(&names).unwrap_or_default();
+            let names = names.split(|byte| *byte == 0).map(<[u8]>::to_vec);
+            names.collect::<std::collections::BTreeSet<Vec<u8>>>()
+        };
+        for path in changed(one).intersection(&changed(other)) {
+            let (Ok(path), false) = (std::str::from_utf8(path), path.is_empty()) else {
+                continue;
+            };
+            let text = |side: &str| git(&["cat-file", "blob", &format!("{side}:{path}")]);
+            let (Some(base), Some(head), Some(mine)) = (text(&base), text(one), text(other)) else {
+                continue;
+            };
+            let texts = [&base[..], &head, &mine];
+            if head == mine || texts.iter().any(|text| text.contains(&0)) {
+                continue;
+            }
+            let ours = ours(texts);
+            let gits = ["histogram", "myers", "minimal", "patience"]
+                .map(|name| git_merge(&dir, name, texts));
+            match &ours {
+                Some(_) if gits.contains(&ours) => clean += 1,
+                None if gits.contains(&None) => conflicts += 1,
+                None => {
+                    only_gits += 1;
+                    eprintln!("clean only there: {merge} {path}");
+                }
+                // Of two alignments as good as each other git took the other one.
+                Some(_) if gits.contains(&None) => {
+                    only_ours += 1;
+                    eprintln!("clean only here: {merge} {path}");
+                }
+                Some(_) => wrong.push(format!("{merge} {path}")),
+            }
+        }
+    }
+    eprintln!(
+        "{clean} clean, {conflicts} conflicts, {only_gits} clean only there, {only_ours} only here"
+    );
+    assert_eq!(
+        wrong,
+        Vec::<String>::new(),
+        "clean, and not as any of git's"
+    );
+    assert!(clean > 0, "the repository has no merge of one file");
+    assert!(
+        only_gits * 1000 <= clean,
+        "too many conflicts where git has none"
+    );
+}
