@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::error::{Error, Result};
+use crate::groups::{GroupHasher, Groups};
 use crate::objects::Objects;
 
 /// The content of a regular file.
@@ -132,15 +133,15 @@ impl Content {
     }
 }
 
-/// The digest of a file of `size` bytes made of `segments`, with zeros between them. `read` fills a
+/// The digest of a file of `size` bytes made of `segments`, with zeros between them, and its groups. `read` fills a
 /// buffer from a source. `None` if `stopped` said so: zeros are not stored, but they take time.
 pub(crate) fn hash_segments<S: Copy>(
     size: u64,
     segments: &[(u64, u64, S)],
     stopped: &dyn Fn() -> bool,
     mut read: impl FnMut(S, u64, &mut [u8]) -> Result<()>,
-) -> Result<Option<Digest>> {
-    let mut hasher = blake3::Hasher::new();
+) -> Result<Option<(Digest, Groups)>> {
+    let mut hasher = GroupHasher::new();
     let mut buffer = vec![0; HASH_BYTES.min(size as usize)];
     let ends = segments.iter().map(|&(offset, length, _)| offset + length);
     let holes = std::iter::once(0).chain(ends);
@@ -166,7 +167,7 @@ pub(crate) fn hash_segments<S: Copy>(
             hasher.update(part);
         }
     }
-    Ok(Some(hasher.finalize().into()))
+    Ok(Some(hasher.finish()))
 }
 
 /// Writes a segment list: the magic, the count, then for each segment file offset, length, blob

@@ -31,6 +31,7 @@ mod directory;
 mod edit;
 mod error;
 mod export;
+mod groups;
 mod import;
 mod layer;
 mod lease;

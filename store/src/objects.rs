@@ -24,6 +24,7 @@ use rustc_hash::FxHashMap;
 use crate::db::{Db, DbBatch, Durability};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
+use crate::groups::{GroupHasher, KnownGroups};
 use crate::pack::{PackPlace, Packs};
 use crate::pins::{Pinned, Pins, RootPin};
 
@@ -96,6 +97,7 @@ pub struct Objects {
     dir: PathBuf,
     places: Cache<Digest, Place>,
     files: Cache<Digest, Arc<File>>,
+    groups: KnownGroups,
     next_temporary: AtomicU64,
     pinned: Arc<Pinned>,
 }
@@ -118,9 +120,15 @@ impl Objects {
             dir,
             places: Cache::new(CACHED_PLACES),
             files: Cache::new(OPEN_BLOBS),
+            groups: KnownGroups::new(),
             next_temporary: AtomicU64::new(0),
             pinned: Arc::default(),
         })
+    }
+
+    /// The groups of large files that were hashed lately.
+    pub(crate) fn groups(&self) -> &KnownGroups {
+        &self.groups
     }
 
     /// Whether an object is there.
@@ -504,7 +512,7 @@ impl ObjectBatch<'_> {
         let reflinked = offset == 0
             && source.metadata()?.len() == length
             && rustix::fs::ioctl_ficlone(temporary.file.as_fd(), source.as_fd()).is_ok();
-        let mut hasher = blake3::Hasher::new();
+        let mut hasher = GroupHasher::new();
         let mut buffer = vec![0; COPY_BYTES];
         let mut done = 0;
         while done < length {
@@ -525,7 +533,8 @@ impl ObjectBatch<'_> {
             hasher.update(part);
             done += part.len() as u64;
         }
-        let digest = Digest::from(hasher.finalize());
+        let (digest, groups) = hasher.finish();
+        self.objects.groups.keep(digest, length, groups);
         Ok(self.has(&digest).map(|known| {
             if !known {
                 self.keep(

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::compare::{PathChange, compare};
 use crate::db::Durability;
@@ -89,7 +90,8 @@ impl Stack {
     /// The layer that `upper` shows, and a pin on it.
     fn numbered(&self, upper: &Upper) -> Result<(Digest, RootPin)> {
         let objects = self.store().objects();
-        let batch = objects.batch();
+        let pins = Arc::new(objects.pins());
+        let batch = objects.batch_with(&pins);
         let delta = upper.capture(Some(&batch))?;
         let mut edits = BTreeMap::new();
         for (path, change) in &delta.changes {
@@ -113,8 +115,9 @@ impl Stack {
         let root = edit::apply(upper.lower(), &edits, &batch)?;
         let mut db_batch = self.db().batch();
         batch.finish(&mut db_batch)?;
-        let pin = objects.pin_root(root);
         self.db().commit(db_batch, Durability::Power)?;
+        // Only what is there can be followed by a collection; until here its parts are pinned.
+        let pin = objects.pin_root(root);
         Ok((root, pin))
     }
 }

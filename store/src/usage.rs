@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::collect::Marks;
 use crate::digest::Digest;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lease::LeaseId;
 use crate::pins::short;
 use crate::stack::StackId;
@@ -71,6 +71,8 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Io`], [`crate::Error::Database`], or as reading an object.
     pub fn usage(&self) -> Result<StoreUsage> {
+        // What is counted stays while it is counted, whatever is squashed or released meanwhile.
+        let _no_collection = self.inner().collecting.lock();
         let mut usage = StoreUsage {
             object_bytes: self.objects().disk_bytes()?,
             database_bytes: self.inner().db.disk_bytes()?,
@@ -90,10 +92,14 @@ impl Store {
         // How many stacks reach an object.
         let mut reached: FxHashMap<u64, u32> = FxHashMap::default();
         for id in self.stack_ids()? {
-            let stored_bytes = self.reach_of(id, &mut |digest| {
+            let stored_bytes = match self.reach_of(id, &mut |digest| {
                 *reached.entry(short(digest)).or_insert(0) += 1;
                 Ok(())
-            })?;
+            }) {
+                // It was destroyed in between.
+                Err(Error::NoStack(_)) => continue,
+                found => found?,
+            };
             let stack = self.stack(id)?;
             let head = stack.layer(stack.head())?;
             usage.stacks.push(StackUsage {
@@ -163,10 +169,6 @@ impl Store {
         let stack = self.stack(id)?;
         let mut roots = stack.roots()?;
         roots.extend(stack.leases()?.iter().map(|lease| lease.record().base_root));
-        let pins: Vec<_> = roots
-            .iter()
-            .map(|root| self.objects().pin_root(*root))
-            .collect();
         let mut marks = Marks::default();
         let mut bytes = 0;
         for root in &roots {
@@ -175,7 +177,6 @@ impl Store {
                 each(digest)
             })?;
         }
-        drop(pins);
         Ok(bytes)
     }
 }

@@ -7,6 +7,8 @@
     reason = "a test fails by panicking and may talk"
 )]
 
+mod adapter;
+mod cells;
 mod lanes;
 mod rig;
 
@@ -20,6 +22,13 @@ fn ten_lanes_publish_at_once_in_local_sandboxes() {
 }
 
 #[test]
+fn every_cell_of_the_publish_table() {
+    let rig = Rig::start("cells");
+    cells::run(&rig);
+    rig.end();
+}
+
+#[test]
 fn ten_lanes_publish_at_once_in_docker_sandboxes() {
     let Some(image) = rig::docker_image() else {
         return;
@@ -27,4 +36,9 @@ fn ten_lanes_publish_at_once_in_docker_sandboxes() {
     let rig = Rig::start("docker");
     lanes::run(&rig, Some(&image));
     rig.end();
+}
+
+#[test]
+fn every_verb_of_the_adapter_for_scripts() {
+    adapter::run();
 }

@@ -95,7 +95,8 @@ pub(crate) struct Process {
 }
 
 type Key = (Arc<RelPath>, AccessKind, Arc<Process>);
-type Rows = HashMap<Key, Counts>;
+/// Keys hold names that a session's programs choose, so the hash has a seed; and every access is hashed.
+type Rows = HashMap<Key, Counts, foldhash::fast::RandomState>;
 
 #[derive(Default)]
 struct Waiting {
@@ -128,6 +129,7 @@ pub struct Recorder {
     paths: Mutex<Paths>,
     processes: Processes,
     embedder: Arc<Process>,
+    own_pid: u32,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -165,6 +167,7 @@ impl Recorder {
                 namespace: 0,
                 program: None,
             }),
+            own_pid: std::process::id(),
             upper,
         });
         if mode == TraceMode::Off {
@@ -333,7 +336,7 @@ impl Recorder {
         } else {
             self.processes.find(pid)
         };
-        if process.pid == std::process::id() {
+        if process.pid == self.own_pid {
             // What is done through the mount to flush it is no access of anybody's.
             return;
         }
@@ -377,9 +380,12 @@ impl Recorder {
                 }
             }
             if let Err(error) = self.flush() {
-                tracing::error!(session = %self.session, %error, "access records were lost");
                 let mut waiting = self.waiting.lock();
-                waiting.failed.get_or_insert_with(|| error.to_string());
+                // A full disk stays full for many tries. That there is a gap is on record.
+                if waiting.failed.is_none() {
+                    tracing::error!(session = %self.session, %error, "access records were lost");
+                    waiting.failed = Some(error.to_string());
+                }
             }
         }
     }

@@ -28,7 +28,7 @@ fn upkeep_and_work_go_on_beside_each_other() {
     let done = AtomicBool::new(false);
     let (rig, sandbox, done) = (&rig, sandbox.as_str(), &done);
     thread::scope(|scope| {
-        let upkeep: [fn(&Rig, &str, u32); 3] = [squash_and_collect, export, look];
+        let upkeep: [fn(&Rig, &str, u32); 4] = [squash_and_collect, export, look, refresh];
         for work in upkeep {
             scope.spawn(move || {
                 for round in 0.. {
@@ -107,6 +107,14 @@ fn squash_and_collect(rig: &Rig, sandbox: &str, round: u32) {
     let squashed = rig.call("squash_layerstacks", request).ok();
     assert_eq!(squashed["errors"], json!([]), "{squashed:#}");
     rig.call("collect_garbage", json!({})).ok();
+}
+
+fn refresh(rig: &Rig, sandbox: &str, round: u32) {
+    std::fs::write(rig.dir.join("project/host"), format!("{round}\n")).unwrap();
+    let refreshed = rig
+        .call("refresh_base", json!({ "sandbox_id": sandbox }))
+        .ok();
+    assert_eq!(refreshed["outcome"], "published", "{refreshed:#}");
 }
 
 fn export(rig: &Rig, sandbox: &str, round: u32) {

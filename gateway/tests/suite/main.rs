@@ -16,6 +16,7 @@ mod control;
 mod disk;
 mod evidence;
 mod files;
+mod git;
 mod going_on;
 mod layers;
 mod publish;

@@ -208,7 +208,10 @@ impl<'a> FileReader<'a> {
         let digest = match content::hash_segments(size, &sources, &stopped, |blob, at, buffer| {
             self.objects.read_at(&blob, at, buffer)
         }) {
-            Ok(Some(digest)) => digest,
+            Ok(Some((digest, groups))) => {
+                self.objects.objects().groups().keep(digest, size, groups);
+                digest
+            }
             Ok(None) => return Err(io::ErrorKind::Interrupted.into()),
             Err(error) => return Ok(Err(error)),
         };

@@ -96,8 +96,9 @@ impl Stack {
         let root = edit::apply(&head, &resolution.edits, &batch)?;
         let mut db_batch = self.db().batch();
         batch.finish(&mut db_batch)?;
-        let _root_pin = store.objects().pin_root(root);
         self.db().commit(db_batch, Durability::Power)?;
+        // Only what is there can be followed by a collection; until here its parts are pinned.
+        let _root_pin = store.objects().pin_root(root);
         point::pass("rebase.pinned");
         let content = lease_on(root, format!("content of {}", old.holder), None)?;
         let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;

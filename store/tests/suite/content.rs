@@ -4,12 +4,12 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sandstack_store::{BLOCK, Error, Ino, NewBody, Record, Seek, Store};
+use sandstack_store::{BLOCK, Digest, Error, Ino, NewBody, Record, Seek, Store};
 
-use crate::fixture::session::changed;
+use crate::fixture::session::{changed, rel};
 use crate::fixture::snapshot::Level;
 use crate::fixture::{
-    Random, Scratch, Session, Snapshot, Watchdog, cases, host, lacks_root, stack_of,
+    Random, Scratch, Session, Snapshot, Watchdog, cases, host, lacks_root, stack_of, verify,
 };
 
 const MAX: u64 = 3 << 20;
@@ -539,4 +539,49 @@ fn what_was_synced_survives_power_loss() {
         "{} bytes after {before}",
         used(&session)
     );
+}
+
+/// Of a large file only what changed is hashed again; its digest is that of all of it nevertheless.
+#[test]
+fn a_large_file_that_changed_in_places_has_its_own_digest() {
+    let scratch = Scratch::in_memory();
+    let dir = scratch.dir("project");
+    let mut random = Random::new(5);
+    let mut bytes = random.bytes(6_000_000);
+    host::write(&dir.join("large"), &bytes);
+    let store = scratch.store();
+    let stack = stack_of(&store, &dir);
+    for round in 0..12 {
+        let session = Session::open(&stack, &format!("s{round}"));
+        let ino = session.ino("large");
+        for _ in 0..=random.below(3) {
+            let at = random.below(bytes.len() as u64 + 300_000);
+            let most = if random.chance(3) { 600_000 } else { 5000 };
+            let length = 1 + random.below(most);
+            let part = random.bytes(length as usize);
+            session.upper.write(ino, at, &part, changed).unwrap();
+            let end = at as usize + part.len();
+            bytes.resize(bytes.len().max(end), 0);
+            bytes[at as usize..end].copy_from_slice(&part);
+        }
+        if random.chance(3) {
+            let size = 4_500_000 + random.below(2_500_000);
+            session.upper.set_size(ino, size, changed).unwrap();
+            bytes.resize(size as usize, 0);
+        }
+        session.publish();
+        store.release(session.lease.id()).unwrap();
+        let head = store
+            .lower(&stack.layer(stack.head()).unwrap().root)
+            .unwrap();
+        let node = head.node_at(&rel("large")).unwrap().unwrap();
+        assert_eq!(
+            node.content().unwrap().digest,
+            Digest::of(&bytes),
+            "{round}"
+        );
+        assert_eq!(Snapshot::of_head(&stack).bytes("large"), bytes, "{round}");
+    }
+    verify::store(&store);
+    verify::stack(&stack);
 }

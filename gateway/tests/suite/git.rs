@@ -1,0 +1,230 @@
+//! Agents that commit: repositories in which several sessions work with git at once.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::rig::Rig;
+
+/// What every command runs with: no configuration of whoever runs the tests, and an author.
+const GIT: &str = "export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b \
+                   GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b; set -e; ";
+
+struct Repository {
+    rig: Rig,
+    sandbox: String,
+    project: PathBuf,
+}
+
+impl Repository {
+    /// A repository of three commits on `main`, with a further branch.
+    fn new() -> Repository {
+        let rig = Rig::start();
+        let project = rig.project("project", &[("a", b"a\n"), ("b", b"b\n"), ("d/c", b"c\n")]);
+        let made = Command::new("sh")
+            .arg("-c")
+            .arg(format!(
+                "{GIT} git init -q -b main; git add .; git commit -qm one; echo 2 >> a; git commit -qam two; \
+                 git branch other; echo 3 >> a; git commit -qam three"
+            ))
+            .current_dir(&project)
+            .status()
+            .unwrap();
+        assert!(made.success());
+        let sandbox = rig.sandbox(&project);
+        Repository {
+            rig,
+            sandbox,
+            project,
+        }
+    }
+
+    fn session(&self) -> String {
+        self.rig.session(&self.sandbox)
+    }
+
+    #[track_caller]
+    fn sh(&self, session: &str, cmd: &str) -> String {
+        self.rig.sh(&self.sandbox, session, &format!("{GIT}{cmd}"))
+    }
+
+    #[track_caller]
+    fn publish(&self, session: &str) -> Value {
+        let request = json!({ "workspace_session_id": session });
+        let report = self.rig.call("publish_workspace_session", request).ok();
+        assert_eq!(report["outcome"], "published", "{report:#}");
+        report
+    }
+
+    /// A new session in which the repository is sound and has these commits, sorted, and in which
+    /// `git status` says this.
+    #[track_caller]
+    fn check(&self, commits: &[&str], status: &str) -> String {
+        let session = self.session();
+        self.sh(&session, "git fsck --full --strict");
+        let mut found: Vec<String> = self
+            .sh(&session, "git log --all --format=%s")
+            .lines()
+            .map(str::to_owned)
+            .collect();
+        found.sort();
+        assert_eq!(found, commits);
+        assert_eq!(self.sh(&session, "git status --porcelain"), status);
+        session
+    }
+
+    fn end(self) {
+        let request = json!({ "sandbox_id": self.sandbox, "force": true });
+        self.rig.call("destroy_sandbox", request).ok();
+        self.rig.assert_no_debris();
+        assert!(self.project.join(".git/HEAD").exists());
+    }
+}
+
+#[test]
+fn commits_on_one_branch_are_both_kept() {
+    let repository = Repository::new();
+    let (first, second) = (repository.session(), repository.session());
+    repository.sh(&first, "echo first >> b; git commit -qam first");
+    repository.sh(
+        &second,
+        "echo second > d/new; git add d; git commit -qm second",
+    );
+    let report = repository.publish(&first);
+    assert_eq!(report["saved_refs"], json!([]), "{report:#}");
+    let report = repository.publish(&second);
+    let saved = report["saved_refs"].as_array().unwrap();
+    let [saved] = &saved[..] else {
+        panic!("{report:#}")
+    };
+    assert_eq!(saved["name"], "refs/heads/main");
+    let saved = saved["saved_as"].as_str().unwrap();
+    assert!(saved.starts_with("refs/sandbox/"), "{saved}");
+    // The files of both are there; the second's are not committed on the branch of the first.
+    let session = repository.check(&["first", "one", "second", "three", "two"], "?? d/new\n");
+    assert_eq!(repository.sh(&session, "git log -1 --format=%s"), "first\n");
+    // What was saved can be merged.
+    repository.sh(&session, &format!("rm d/new; git merge -q -m both {saved}"));
+    assert_eq!(
+        repository.sh(&session, "cat d/new; tail -1 b"),
+        "second\nfirst\n"
+    );
+    repository.publish(&session);
+    repository.check(&["both", "first", "one", "second", "three", "two"], "");
+    repository.end();
+}
+
+#[test]
+fn commits_on_branches_of_their_own_go_where_they_belong() {
+    let repository = Repository::new();
+    let (first, second) = (repository.session(), repository.session());
+    repository.sh(
+        &first,
+        "git checkout -qb mine; echo first > first; git add first; git commit -qm first; git checkout -q main",
+    );
+    repository.sh(
+        &second,
+        "git checkout -q other; echo second > second; git add second; git commit -qm second; git tag v1; \
+         git checkout -q main",
+    );
+    for session in [&first, &second] {
+        let report = repository.publish(session);
+        assert_eq!(report["saved_refs"], json!([]), "{report:#}");
+    }
+    let session = repository.check(&["first", "one", "second", "three", "two"], "");
+    let refs = repository.sh(
+        &session,
+        "git for-each-ref --format='%(refname) %(subject)'",
+    );
+    assert_eq!(
+        refs,
+        "refs/heads/main three\nrefs/heads/mine first\nrefs/heads/other second\nrefs/tags/v1 second\n"
+    );
+    repository.end();
+}
+
+#[test]
+fn packing_beside_a_commit_loses_nothing() {
+    let repository = Repository::new();
+    for order in [[0, 1], [1, 0]] {
+        let sessions = [repository.session(), repository.session()];
+        repository.sh(&sessions[0], "git gc -q --prune=now; git pack-refs --all");
+        repository.sh(
+            &sessions[1],
+            &format!("git checkout -qb branch{0}; git commit -q --allow-empty -m branch{0}; git checkout -q main", order[0]),
+        );
+        for index in order {
+            repository.publish(&sessions[index]);
+        }
+    }
+    let session = repository.check(&["branch0", "branch1", "one", "three", "two"], "");
+    assert_eq!(
+        repository.sh(&session, "git for-each-ref --format='%(refname:short)'"),
+        "branch0\nbranch1\nmain\nother\n"
+    );
+    repository.end();
+}
+
+#[test]
+fn locks_are_left_out_and_a_rebase_in_progress_stops_nobody() {
+    let repository = Repository::new();
+    let (first, second) = (repository.session(), repository.session());
+    repository.sh(
+        &first,
+        "touch .git/index.lock .git/refs/heads/main.lock; echo x > x",
+    );
+    let report = repository.publish(&first);
+    let skipped: Vec<&str> = report["skipped"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|skipped| skipped["path"].as_str().unwrap())
+        .collect();
+    assert_eq!(skipped, [".git/index.lock", ".git/refs/heads/main.lock"]);
+    // It stops at a conflict, in the middle of things.
+    repository.sh(
+        &second,
+        "git checkout -q other; echo other >> a; git commit -qam other; git rebase main && exit 1; \
+         test -d .git/rebase-merge",
+    );
+    repository.publish(&second);
+    let session = repository.session();
+    repository.sh(&session, "git fsck --full");
+    let log = repository.sh(&session, "git log --all --format=%s");
+    assert!(log.lines().any(|line| line == "other"), "{log}");
+    repository.sh(&session, "git status; git stash list");
+    repository.end();
+}
+
+/// Ten at once, one after the other at the gate: every commit is found.
+#[test]
+fn ten_who_commit_at_once_keep_all_commits() {
+    let repository = Repository::new();
+    let sessions: Vec<String> = (0..10).map(|_| repository.session()).collect();
+    std::thread::scope(|scope| {
+        for (number, session) in sessions.iter().enumerate() {
+            let repository = &repository;
+            scope.spawn(move || {
+                repository.sh(
+                    session,
+                    &format!("echo {number} > of{number}; git add .; git commit -qm c{number}"),
+                );
+                repository.publish(session);
+            });
+        }
+    });
+    let session = repository.session();
+    repository.sh(&session, "git fsck --full");
+    let mut found: Vec<String> = repository
+        .sh(&session, "git log --all --format=%s; ls")
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    found.sort();
+    for number in 0..10 {
+        assert!(found.contains(&format!("c{number}")), "{found:?}");
+        assert!(found.contains(&format!("of{number}")), "{found:?}");
+    }
+    repository.end();
+}
