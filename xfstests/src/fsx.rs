@@ -19,11 +19,11 @@ const PART: u64 = 20_000;
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// Every kind of operation that it has, but for those that it does not take for a file that keeps its
-/// size. No operation is on more than `most` bytes.
+/// size. An operation is on at most `most` bytes, and on one at least: to allocate none is an error.
 fn configuration(keeps_size: bool, most: usize) -> String {
     format!(
         "flen = {LARGEST}\nblockmode = {keeps_size}\n\
-        [opsize]\nmin = 0\nmax = {most}\nalign = 1\n\
+        [opsize]\nmin = 1\nmax = {most}\nalign = 1\n\
         [weights]\nclose_open = {opens}\ninvalidate = 1\nmapread = 10\nmapwrite = 10\nread = 10\nwrite = 10\n\
         truncate = {changes_size}\nfsync = 0.1\nfdatasync = 0.1\nposix_fallocate = {changes_size}\n\
         punch_hole = 2\nsendfile = 2\nposix_fadvise = 2\ncopy_file_range = 5\n",
