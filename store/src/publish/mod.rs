@@ -8,6 +8,7 @@
 //!
 //! After a rejected, failed or interrupted publish the head and the session are as before.
 
+mod carry;
 mod combine;
 mod conflict;
 mod delta;

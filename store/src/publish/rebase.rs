@@ -4,19 +4,19 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::carry::Carry;
 use super::conflict::Conflict;
 use super::delta::Delta;
 use super::resolve::Resolver;
 use super::route::Policy;
 use super::{PublishOptions, PublishReport};
-use crate::compare::compare;
 use crate::db::Durability;
 use crate::edit;
 use crate::error::Result;
 use crate::lease::{Lease, LeaseId, LeaseRecord};
 use crate::name::RelPath;
+use crate::node::{Kind, Node};
 use crate::point;
-use crate::refresh::Writer;
 use crate::stack::Stack;
 use crate::upper::Upper;
 
@@ -27,12 +27,19 @@ pub struct Rebased {
     pub lease: Lease,
     /// What keeps the content of that; to be released with the session. `None` if there is none.
     pub content: Option<Lease>,
+    /// Every path at which the session may see something else than before, directories before what is
+    /// in them.
+    pub changed: Vec<RelPath>,
+    /// What could not keep the number by which the session knows it: a process that has it open
+    /// would no longer have what is at the path.
+    pub lost: Vec<RelPath>,
 }
 
 impl Stack {
     /// Makes a session on the head that has what `upper` changed and the publish with `options`,
-    /// which answered `report`, did not take. Sockets are left behind. The session of `upper` stays as
-    /// it is: whoever goes over to the new one releases its lease.
+    /// which answered `report`, did not take. Everything keeps the number by which the session knows
+    /// it, so that processes can work on. The session of `upper` stays as it is: whoever goes over to
+    /// the new one releases its lease.
     ///
     /// If that cannot be merged with the head, its conflicts are returned, and nothing is made.
     ///
@@ -47,8 +54,7 @@ impl Stack {
         let store = self.store();
         let pins = Arc::new(store.objects().pins());
         let batch = store.objects().batch_with(&pins);
-        let (delta, _) = upper.capture(Some(&batch))?.split_sockets();
-        let rest = rest(delta, options, report)?;
+        let rest = rest(upper.capture(Some(&batch))?, options, report)?;
         let mut db_batch = self.db().batch();
         batch.finish(&mut db_batch)?;
         self.db().commit(db_batch, Durability::Process)?;
@@ -69,9 +75,9 @@ impl Stack {
         };
         let old = upper.lease();
         if rest.kinds().next().is_none() {
+            let carry = Carry::plan(upper, &head, &head)?;
             let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;
-            let content = None;
-            return Ok(Ok(Rebased { lease, content }));
+            return self.write_carried(carry, lease, None).map(Ok);
         }
         let batch = store.objects().batch_with(&pins);
         let private = PublishOptions {
@@ -100,24 +106,39 @@ impl Stack {
         // Only what is there can be followed by a collection; until here its parts are pinned.
         let _root_pin = store.objects().pin_root(root);
         point::pass("rebase.pinned");
+        let shown = store.lower(&root)?;
+        let carry = Carry::plan(upper, &head, &shown)?;
         let content = lease_on(root, format!("content of {}", old.holder), None)?;
         let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;
         point::pass("rebase.leased");
+        self.write_carried(carry, lease, Some(content)).map(Ok)
+    }
+
+    /// Writes the upper of a new lease. If that fails, the leases are released.
+    fn write_carried(
+        &self,
+        carry: Carry<'_>,
+        lease: Lease,
+        content: Option<Lease>,
+    ) -> Result<Rebased> {
+        let store = self.store();
         let written = store.open_upper(&lease).and_then(|upper| {
-            let merged = store.lower(&root)?;
-            Writer::write(&upper, &head, &merged, &compare(&head, &merged)?)?;
+            carry.write(&upper)?;
             upper.sync()
         });
         if let Err(error) = written {
-            store.release(lease.id())?;
-            store.release(content.id())?;
+            for lease in [Some(&lease), content.as_ref()].into_iter().flatten() {
+                store.release(lease.id())?;
+            }
             return Err(error);
         }
         point::pass("rebase.written");
-        Ok(Ok(Rebased {
+        Ok(Rebased {
             lease,
-            content: Some(content),
-        }))
+            content,
+            changed: carry.changed.into_iter().collect(),
+            lost: carry.lost,
+        })
     }
 }
 
@@ -129,5 +150,15 @@ fn rest(delta: Delta, options: &PublishOptions, report: &PublishReport) -> Resul
     let mut rest = delta;
     rest.changes
         .retain(|path, _| !taken.changes.contains_key(path) || skipped.contains(path));
+    let kind = |node: &Option<Node>| node.as_ref().map(Node::kind);
+    for (path, change) in &mut rest.changes {
+        // What a socket took the place of was published as gone.
+        if taken.changes.contains_key(path)
+            && kind(&change.mine) == Some(Kind::Socket)
+            && kind(&change.base) != Some(Kind::Socket)
+        {
+            change.base = None;
+        }
+    }
     Ok(rest)
 }
