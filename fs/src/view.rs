@@ -18,6 +18,7 @@ use crate::record::Recorder;
 use crate::requests::{Known, MAX_TRANSFER, Requests};
 use crate::transport::Transport;
 use crate::tree::Tree;
+use crate::trees::Trees;
 use crate::uring;
 
 /// Threads that do what waits for the disk, for all views of a process together.
@@ -59,16 +60,16 @@ impl Default for ViewOptions {
 
 /// A tree that is being served. It ends when the last mount of the connection is gone.
 pub struct View {
-    tree: Arc<Tree>,
+    pub(crate) trees: Arc<Trees>,
     recorder: Arc<Recorder>,
-    notifier: Arc<Notifier>,
+    pub(crate) notifier: Arc<Notifier>,
     transport: Transport,
     server: Mutex<Option<JoinHandle<io::Result<()>>>>,
 }
 
 impl fmt::Debug for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View").field("tree", &self.tree).finish()
+        f.debug_struct("View").field("tree", &self.tree()).finish()
     }
 }
 
@@ -87,8 +88,9 @@ impl View {
         options: &ViewOptions,
     ) -> io::Result<View> {
         let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
+        let trees = Arc::new(Trees::new(tree));
         let requests = Requests {
-            tree: Arc::clone(&tree),
+            trees: Arc::clone(&trees),
             recorder: Arc::clone(&recorder),
             notifier: Arc::clone(&notifier),
             profile: Profile::from(recorder.mode()),
@@ -104,7 +106,7 @@ impl View {
             ),
         };
         Ok(View {
-            tree,
+            trees,
             recorder,
             notifier,
             transport,
@@ -118,8 +120,8 @@ impl View {
     }
 
     /// What is served.
-    pub fn tree(&self) -> &Arc<Tree> {
-        &self.tree
+    pub fn tree(&self) -> Arc<Tree> {
+        self.trees.current()
     }
 
     /// Its record.
@@ -130,7 +132,7 @@ impl View {
     /// File operations by path, of which the kernel is told. `workspace_root` is where the view is
     /// mounted, for absolute symlinks. Not to be used by a thread that serves the view.
     pub fn files(&self, workspace_root: &[u8]) -> Files {
-        Files::new(Arc::clone(&self.tree), workspace_root)
+        Files::new(self.tree(), workspace_root)
             .with_notifier(Arc::clone(&self.notifier))
             .with_recorder(Arc::clone(&self.recorder))
     }
@@ -155,7 +157,7 @@ impl View {
                 .join()
                 .unwrap_or_else(|_| Err(io::Error::other("the view's thread panicked"))),
         };
-        if let Err(error) = self.tree.drop_nameless() {
+        if let Err(error) = self.tree().drop_nameless() {
             tracing::error!(%error, "inodes without names could not be dropped");
         }
         if let Err(error) = self.recorder.end() {

@@ -22,7 +22,7 @@ const RECORDS: usize = 4096;
 
 /// How a session is carried over.
 pub(super) struct Carry<'a> {
-    from: &'a Upper,
+    pub(super) from: &'a Upper,
     head: &'a Arc<Lower>,
     /// What the session is to see.
     shown: &'a Arc<Lower>,
@@ -50,13 +50,41 @@ impl<'a> Carry<'a> {
             changed: differing(from.lower(), shown)?.into_iter().collect(),
             lost: Vec::new(),
         };
+        carry.follow_moved()?;
         let own = carry.own()?;
         carry.changed.extend(own.keys().cloned());
         carry.choose(&own)?;
         Ok(carry)
     }
 
-    /// The numbers at the paths at which the session has something else than its base.
+    /// Adds what changed in directories that the session moved, where the session has it.
+    fn follow_moved(&mut self) -> Result<()> {
+        let state = self.from.state();
+        let mut more = Vec::new();
+        for (directory, name, slot) in state.slots() {
+            let Slot::Entry(entry) = slot else { continue };
+            let of_base = state.inode(entry.ino).is_none_or(|inode| inode.in_lower);
+            if entry.kind != Kind::Directory || !of_base {
+                continue;
+            }
+            let (Some(was), Some(above)) = (
+                self.from.lower().path(entry.ino)?,
+                self.from.path(&state, directory)?,
+            ) else {
+                continue;
+            };
+            let is = above.join(name);
+            let below = self
+                .changed
+                .range(&was..)
+                .take_while(|path| path.is_within(&was));
+            more.extend(below.map(|path| path.moved(&was, &is)));
+        }
+        self.changed.extend(more);
+        Ok(())
+    }
+
+    /// The numbers at the paths at which the session made, moved or changed something.
     fn own(&self) -> Result<BTreeMap<RelPath, (Ino, Kind)>> {
         let state = self.from.state();
         let mut own = BTreeMap::new();
@@ -69,12 +97,12 @@ impl<'a> Carry<'a> {
                 own.insert(path.join(name), (entry.ino, entry.kind));
             }
         }
-        // What came along with a directory that the session moved.
+        // What came along with a directory that the session moved, or was changed in place.
         for path in &self.changed {
             let base = self.from.lower().node_at(path)?;
             let mine = self.from.find(&state, path)?;
             if let Some((ino, kind)) = mine
-                && base.is_none_or(|base| base.meta.ino != ino)
+                && (base.is_none_or(|base| base.meta.ino != ino) || state.inode(ino).is_some())
             {
                 own.insert(path.clone(), (ino, kind));
             }
@@ -241,6 +269,18 @@ impl Writer<'_> {
             if !all.contains(&path.join(&name)) {
                 let (child, kind) = listing.identity(index);
                 self.entry(ino, name, child, kind);
+            }
+        }
+        // The head has the number elsewhere, with what is in that directory.
+        if self.in_head.contains(&ino)
+            && let Some(others) = self.carry.head.directory(ino)?
+        {
+            for (name, _) in others.iter() {
+                let name =
+                    Name::new(name).expect("directory objects are checked when they are read");
+                if listing.find(name.as_bytes()).is_none() {
+                    self.slot(ino, name, Slot::Whiteout);
+                }
             }
         }
         Ok(())

@@ -124,6 +124,7 @@ impl Stack {
         let store = self.store();
         let written = store.open_upper(&lease).and_then(|upper| {
             carry.write(&upper)?;
+            upper.lower().load_as(carry.from.lower())?;
             upper.sync()
         });
         if let Err(error) = written {

@@ -30,7 +30,8 @@ pub struct PublishWorkspaceSession {
     /// the way; default all. The session goes on with the rest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<Blob>,
-    /// Go on with the session, on the new layer; processes that outlived their commands end. Default false.
+    /// Go on with the session, on the new layer. Its commands run on: for the publish they stand still, and what they
+    /// have open stays what it is. Default false.
     #[serde(default)]
     pub keep_open: bool,
     /// Whether what the session only read may have changed since its base; default `writes`.
@@ -40,7 +41,7 @@ pub struct PublishWorkspaceSession {
     #[serde(default)]
     pub ignored: IgnoredPaths,
     /// Seconds that running commands get to end after SIGTERM before they are killed, 0 to 60. Without it a
-    /// publish is refused while commands run.
+    /// publish is refused while commands run, unless the session goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 60))]
     pub grace_s: Option<u64>,
@@ -121,8 +122,8 @@ pub struct Published {
     /// The layer that the session is based on now, if it goes on after it published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<LayerId>,
-    /// What the session did not publish and conflicts with the new layer: because of it the session stays on the base
-    /// that it had. At most 1000.
+    /// What the session did not publish and conflicts with the new layer, or could not be shown on it to those who
+    /// have it open: because of it the session stays on the base that it had. At most 1000.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rest_conflicts: Vec<Blob>,
 }
