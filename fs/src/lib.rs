@@ -29,6 +29,7 @@ mod placement;
 mod profile;
 mod record;
 mod requests;
+mod server;
 mod transport;
 mod tree;
 mod uring;
