@@ -30,6 +30,7 @@ mod profile;
 mod rebase;
 mod record;
 mod requests;
+mod server;
 mod transport;
 mod tree;
 mod trees;

@@ -16,6 +16,7 @@ use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
 use crate::requests::{Known, MAX_TRANSFER, Requests};
+use crate::server::Server;
 use crate::transport::Transport;
 use crate::tree::Tree;
 use crate::trees::Trees;
@@ -64,7 +65,7 @@ pub struct View {
     recorder: Arc<Recorder>,
     pub(crate) notifier: Arc<Notifier>,
     transport: Transport,
-    server: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    server: Server,
 }
 
 impl fmt::Debug for View {
@@ -110,7 +111,7 @@ impl View {
             recorder,
             notifier,
             transport,
-            server: Mutex::new(Some(server)),
+            server: Server::new(server),
         })
     }
 
@@ -137,33 +138,26 @@ impl View {
             .with_recorder(Arc::clone(&self.recorder))
     }
 
-    /// Whether it is still served: false once the last mount is gone, or the connection broke.
+    /// Whether it is still served: false once the last mount is gone or the connection broke, if
+    /// nobody waits for it in [`View::join`]; otherwise once that is done.
     pub fn is_served(&self) -> bool {
-        self.server
-            .lock()
-            .as_ref()
-            .is_some_and(|server| !server.is_finished())
+        self.server.is_running()
     }
 
-    /// Waits until the last mount is gone, then ends the record. A second call returns at once.
+    /// Waits until the last mount is gone, then ends the record. Whoever else calls it meanwhile
+    /// waits as long; afterwards it returns at once.
     ///
     /// # Errors
-    /// The connection broke.
+    /// The connection broke; that is told to one caller alone.
     pub fn join(&self) -> io::Result<()> {
-        let server = self.server.lock().take();
-        let served = match server {
-            None => Ok(()),
-            Some(server) => server
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("the view's thread panicked"))),
-        };
-        if let Err(error) = self.tree().drop_nameless() {
-            tracing::error!(%error, "inodes without names could not be dropped");
-        }
-        if let Err(error) = self.recorder.end() {
-            tracing::error!(%error, "the record of accesses could not be ended");
-        }
-        served
+        self.server.join(|| {
+            if let Err(error) = self.tree().drop_nameless() {
+                tracing::error!(%error, "inodes without names could not be dropped");
+            }
+            if let Err(error) = self.recorder.end() {
+                tracing::error!(%error, "the record of accesses could not be ended");
+            }
+        })
     }
 }
 

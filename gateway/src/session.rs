@@ -213,6 +213,7 @@ impl Gateway {
                 used_at: AtomicU64::new(row.used_at_unix_ms),
                 place: RwLock::new(Place { lease, upper }),
                 view: Mutex::new(None),
+                unmounted: Mutex::new(None),
                 mount: Mutex::new(None),
                 namespaces: Arc::default(),
                 running: Mutex::default(),
@@ -297,16 +298,16 @@ impl Gateway {
                 }
                 gateway.end_attachments(&ended)?;
                 // The last reference to the mount, or the view would live on.
-                let Some(mount) = ended.mount.lock().take() else {
-                    return Ok(None);
-                };
-                if let Err(error) = flush(mount.as_fd(), VIEW_PATIENCE) {
-                    tracing::warn!(session = %ended.id, %error, "a view could not be flushed");
+                if let Some(mount) = ended.mount.lock().take() {
+                    if let Err(error) = flush(mount.as_fd(), VIEW_PATIENCE) {
+                        tracing::warn!(session = %ended.id, %error, "a view could not be flushed");
+                    }
+                    let number =
+                        number_of(mount.as_fd()).map_err(io_failure("examining a view's mount"))?;
+                    *ended.unmounted.lock() = Some(number);
                 }
-                let number = number_of(mount.as_fd());
-                number
-                    .map(Some)
-                    .map_err(io_failure("examining a view's mount"))
+                // Of an earlier try, if that was not enough.
+                Ok(*ended.unmounted.lock())
             })
             .await?;
         let Some(view) = session.view.lock().take() else {
@@ -333,6 +334,7 @@ impl Gateway {
         }
         match ended {
             Ok(result) => {
+                *session.unmounted.lock() = None;
                 session.namespaces.all_ended();
                 result
             }

@@ -15,6 +15,7 @@ mod corners;
 mod crash;
 mod export;
 mod fixture;
+mod gate;
 mod import;
 mod import_again;
 mod import_disturbed;
