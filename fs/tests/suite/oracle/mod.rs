@@ -3,7 +3,6 @@
 //! compared, and after each everything that can be asked of the two trees.
 
 mod program;
-mod seen;
 mod twin;
 
 use std::fs;
@@ -14,9 +13,9 @@ use std::time::Duration;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use rustix::fs::FileType;
 
+use crate::fixture::seen::{self, Seen, fine_times};
 use crate::fixture::{Disk, MODES, Scratch, Watchdog, cases, lacks, lacks_root, syscalls};
 use program::{Call, Step};
-use seen::{Seen, fine_times};
 use twin::Twin;
 
 /// Random programs that one view serves, each in a tree of its own; then there is a new view.
