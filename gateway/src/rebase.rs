@@ -8,14 +8,18 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use sandstack_api::ErrorCode;
-use sandstack_api::runtime::{Published, SessionState};
+use sandstack_api::runtime::{
+    Published, RebaseOutcome, RebaseWorkspaceSession, RebasedSession, SessionState,
+};
 use sandstack_fs::Rebase;
-use sandstack_store::{Conflict, LeaseId, Outcome, PublishOptions, Rebased, Upper};
+use sandstack_store::{LeaseId, Outcome, PublishOptions, PublishReport, Rebased, RelPath, Upper};
+use serde_json::json;
 
 use crate::failure::{Failure, Result};
 use crate::gateway::{Context, Gateway, Place, Session};
-use crate::publish::parse_paths;
+use crate::publish::{about, parse_paths};
 use crate::recover::PUBLISHING;
+use crate::session::FLUSH_DEADLINE;
 use crate::show;
 
 /// How often it is published again what others changed while it was being published.
@@ -34,8 +38,10 @@ pub(crate) struct Retired {
 enum Moved {
     /// On the new layer.
     There,
-    /// What is not published conflicts with the new layer, or could not be kept under its number.
-    Stays(Vec<sandstack_store::RelPath>),
+    /// What goes along conflicts with the new layer.
+    Conflict,
+    /// These could not keep their numbers.
+    Lost(Vec<RelPath>),
     /// Somebody changed something meanwhile.
     Again,
 }
@@ -90,7 +96,9 @@ impl Gateway {
             .await?;
         if report.outcome == Outcome::NoChange {
             let generation = session.upper().generation();
-            self.go_over(session, &options, &report, generation).await?;
+            options.dry_run = false;
+            self.go_over(session, &options, Some(&report), generation)
+                .await?;
         }
         Ok(())
     }
@@ -105,8 +113,7 @@ impl Gateway {
         for _ in 0..ATTEMPTS {
             // What is changed from here on may be missed by what follows.
             let upper = session.upper();
-            self.flush_view(session, crate::session::FLUSH_DEADLINE)
-                .await?;
+            self.flush_view(session, FLUSH_DEADLINE).await?;
             let generation = upper.generation();
             let report = self
                 .publish_occupied(&context.trace, session, options.clone(), context.subject())
@@ -135,16 +142,28 @@ impl Gateway {
             };
             let answer = first.insert(answer);
             let _span = context.trace.span("session.rebase");
-            match self.go_over(session, options, &report, generation).await {
-                Ok(Moved::There) => break,
-                Ok(Moved::Again) => {}
-                Ok(Moved::Stays(paths)) => {
-                    let paths = paths.iter().take(show::MAX_ROWS);
-                    answer.rest_conflicts = paths.map(show::path).collect();
-                    break;
-                }
+            let (rest, moved) = match self
+                .go_over(session, options, Some(&report), generation)
+                .await
+            {
+                Ok(found) => found,
                 Err(error) => {
                     tracing::error!(session = %session.id, %error, "a session stays on its base after a publish");
+                    break;
+                }
+            };
+            match moved {
+                Moved::There => break,
+                Moved::Again => {}
+                Moved::Conflict => {
+                    let conflicts = rest.conflicts.iter().take(show::MAX_ROWS);
+                    answer.rest_conflicts =
+                        conflicts.map(|found| show::path(&found.path)).collect();
+                    break;
+                }
+                Moved::Lost(paths) => {
+                    let paths = paths.iter().take(show::MAX_ROWS);
+                    answer.rest_conflicts = paths.map(show::path).collect();
                     break;
                 }
             }
@@ -154,26 +173,115 @@ impl Gateway {
         Ok(answer)
     }
 
-    /// Brings a session whose changes were published onto the head, if nothing has changed in it
-    /// since `generation`.
+    /// Brings a live session onto the head, its changes still its own.
+    pub(crate) async fn rebase_workspace_session(
+        self: &Arc<Self>,
+        context: &Context,
+        request: &RebaseWorkspaceSession,
+    ) -> Result<RebasedSession> {
+        let session = self.session(context, &request.workspace_session_id)?;
+        let _gate = {
+            let _span = context.trace.span("session.occupy");
+            session.occupy().await?
+        };
+        let before = session.base();
+        let mut options = self.publish_options(&session, Some(context.request_id.to_string()));
+        options.dry_run = request.dry_run;
+        options.markers = request.markers;
+        if before == session.sandbox.stack()?.head() {
+            let report = PublishReport::empty(Outcome::NoChange, before);
+            return Ok(show::rebased(&session, &report, RebaseOutcome::NoChange));
+        }
+        let frozen = {
+            let _span = context.trace.span("session.freeze");
+            self.freeze(&session).await
+        };
+        let result = match frozen {
+            Ok(()) => self.rebase_frozen(context, &session, &options).await,
+            Err(error) => Err(error),
+        };
+        let thawed = self.thaw(&session).await;
+        let (report, moved) = result?;
+        thawed?;
+        let outcome = match moved {
+            Moved::There => RebaseOutcome::Rebased,
+            Moved::Conflict => RebaseOutcome::Conflict,
+            Moved::Again if request.dry_run => RebaseOutcome::DryRun,
+            Moved::Again => {
+                return Err(Failure::new(
+                    ErrorCode::Busy,
+                    format!(
+                        "somebody who works in workspace session {} from outside changes it all the time; try again",
+                        session.id
+                    ),
+                ));
+            }
+            Moved::Lost(paths) => {
+                let paths: Vec<String> = paths.iter().take(20).map(ToString::to_string).collect();
+                return Err(Failure::conflict(format!(
+                    "on the newest layer {} would be another file for those who have it open in workspace session {}; \
+                     end its commands, publish, and make a new session",
+                    paths.join(", "),
+                    session.id
+                ))
+                .with("paths", paths));
+            }
+        };
+        if outcome == RebaseOutcome::Rebased {
+            let details = json!({ "from": before.to_string(), "to": session.base().to_string() });
+            let subject = about(&session, context.subject());
+            self.events
+                .record("workspace_session.rebased", subject, details);
+        }
+        Ok(show::rebased(&session, &report, outcome))
+    }
+
+    async fn rebase_frozen(
+        self: &Arc<Self>,
+        context: &Context,
+        session: &Arc<Session>,
+        options: &PublishOptions,
+    ) -> Result<(PublishReport, Moved)> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            self.flush_view(session, FLUSH_DEADLINE).await?;
+            let view = session.view.lock().clone();
+            self.blocking(move || {
+                // What was read is on record before it is asked for.
+                Ok(view.map_or(Ok(()), |view| view.recorder().flush())?)
+            })
+            .await?;
+            let generation = session.upper().generation();
+            let _span = context.trace.span("session.rebase");
+            let found = self.go_over(session, options, None, generation).await?;
+            if !matches!(found.1, Moved::Again) || options.dry_run || attempt >= ATTEMPTS {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Brings a session onto the head, with what a publish did not take, if nothing has changed in it
+    /// since `generation`. A dry run ends with `Moved::Again`.
     async fn go_over(
         self: &Arc<Self>,
         session: &Arc<Session>,
         options: &PublishOptions,
-        report: &sandstack_store::PublishReport,
+        published: Option<&PublishReport>,
         generation: u64,
-    ) -> Result<Moved> {
+    ) -> Result<(PublishReport, Moved)> {
         let stack = session.sandbox.stack()?.clone();
-        let (options, report) = (options.clone(), report.clone());
+        let (options, published) = (options.clone(), published.cloned());
         let (gateway, session) = (Arc::clone(self), Arc::clone(session));
         self.blocking(move || {
             let old = session.upper();
-            let rebased = match stack.rebase(&old, &options, &report)? {
-                Ok(rebased) => rebased,
-                Err(conflicts) => {
-                    let path = |found: Conflict| found.path;
-                    return Ok(Moved::Stays(conflicts.into_iter().map(path).collect()));
-                }
+            let (report, rebased) = stack.rebase(&old, &options, published.as_ref())?;
+            let Some(rebased) = rebased else {
+                let moved = match report.outcome {
+                    Outcome::Conflict => Moved::Conflict,
+                    _ => Moved::Again,
+                };
+                return Ok((report, moved));
             };
             let view = session.view.lock().clone();
             let moved = gateway.show_rebased(&session, view.as_deref(), &rebased, generation);
@@ -188,7 +296,7 @@ impl Gateway {
             }
             drop(old);
             gateway.release_retired(&session);
-            moved
+            Ok((report, moved?))
         })
         .await
     }
@@ -201,7 +309,7 @@ impl Gateway {
         generation: u64,
     ) -> Result<Moved> {
         if view.is_some() && !rebased.lost.is_empty() {
-            return Ok(Moved::Stays(rebased.lost.clone()));
+            return Ok(Moved::Lost(rebased.lost.clone()));
         }
         let upper = Arc::new(self.store.open_upper(&rebased.lease)?);
         let mut refused = None;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use serde_json::{Value, json};
 
-use crate::rig::{Rig, until};
+use crate::rig::{Rig, Setup, until};
 
 /// What a session's command runs: it does what it is told, a line of Python each.
 const AGENT: &str = "import sys, os, mmap, subprocess, threading
@@ -225,6 +225,102 @@ fn nothing_that_is_written_meanwhile_is_lost() {
     let check = "for w in 1 2 3; do n=$(cat count$w); test $n = $(wc -l < log$w) && \
         awk -v w=$w '$1 != w || $2 != NR { exit 1 }' log$w && test $n = $(cat last$w) || exit 1; done; ls others*|wc -l";
     assert_eq!(rig.sh(&sandbox, &fresh, check).trim(), "12");
+}
+
+#[test]
+fn a_session_comes_onto_the_head_under_its_command() {
+    for setup in [
+        Setup::default(),
+        Setup {
+            ordinary: true,
+            ..Setup::default()
+        },
+    ] {
+        let rig = Rig::start_as(setup);
+        let files: &[(&str, &[u8])] = &[("a", b"1\n2\n3\n4\n5\n"), ("b", b"b\n"), ("c", b"c\n")];
+        let sandbox = rig.sandbox(&rig.project("project", files));
+        let (session, other) = (rig.session(&sandbox), rig.session(&sandbox));
+        let agent = Agent::start(&rig, &sandbox, &session);
+        let rebase = |more: Value| {
+            let mut request = json!({ "workspace_session_id": session });
+            for (key, value) in more.as_object().unwrap() {
+                request[key] = value.clone();
+            }
+            rig.call("rebase_workspace_session", request).ok()
+        };
+        assert_eq!(rebase(json!({}))["outcome"], "no_change");
+        agent.does(
+            "b = open('b').read(); mine = open('mine', 'w+'); mine.write('m\\n'); mine.flush()",
+        );
+        agent.does("os.mkfifo('pipe'); import socket; s = socket.socket(socket.AF_UNIX); s.bind('sock'); s.listen()");
+        rig.sh(&sandbox, &session, "sed -i s/1/one/ a; echo c >> c");
+        rig.sh(
+            &sandbox,
+            &other,
+            "sed -i s/5/five/ a; echo more >> b; echo theirs > theirs",
+        );
+        publish(&rig, &other, json!({}));
+
+        let dry = rebase(json!({ "dry_run": true }));
+        assert_eq!(
+            (&dry["outcome"], &dry["base"]),
+            (&json!("dry_run"), &json!("B000001"))
+        );
+        let done = rebase(json!({}));
+        assert_eq!(done["outcome"], "rebased", "{done:#}");
+        assert_eq!(
+            (&done["base"], &done["merged_paths"]),
+            (&json!("L000002"), &json!(["a"])),
+            "{done:#}"
+        );
+        let mut stale = done["stale_reads"].as_array().unwrap().iter();
+        assert!(
+            stale.any(|read| read["path"] == "b" && read["dependency"] == "content"),
+            "{done:#}"
+        );
+        assert_eq!(agent.ask("open('a').read()"), "'one\\n2\\n3\\n4\\nfive\\n'");
+        assert_eq!(
+            agent.ask("open('theirs').read(), open('b').read() != b"),
+            "('theirs\\n', True)"
+        );
+        agent.does("mine.write('more\\n'); mine.flush()");
+        assert_eq!(agent.ask("open('mine').read()"), "'m\\nmore\\n'");
+        agent.does("c = socket.socket(socket.AF_UNIX); c.connect('sock')");
+        // Its changes are its own still, and no others.
+        let request = json!({ "workspace_session_id": session });
+        let diff = rig.call("diff_workspace_session", request).ok();
+        let paths: Vec<&str> = diff["changes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|change| change["path"].as_str().unwrap())
+            .collect();
+        assert_eq!(paths, ["a", "c", "mine", "pipe", "sock"]);
+        // A conflict leaves it where it is.
+        let third = rig.session(&sandbox);
+        rig.sh(&sandbox, &third, "echo theirs > c; echo theirs >> b");
+        publish(&rig, &third, json!({}));
+        let conflict = rebase(json!({ "markers": true }));
+        assert_eq!(
+            (
+                &conflict["outcome"],
+                &conflict["base"],
+                &conflict["conflicts"][0]["path"]
+            ),
+            (&json!("conflict"), &json!("L000002"), &json!("c"))
+        );
+        assert_eq!(agent.ask("open('c').read()"), "'c\\nc\\n'");
+        agent.does("with open('c', 'w') as f: f.write('theirs\\n')");
+        assert_eq!(rebase(json!({}))["outcome"], "rebased");
+        agent.does("mine.write('last\\n'); mine.close()");
+        let answer = publish(&rig, &session, json!({ "grace_s": 1 }));
+        assert_eq!(answer["outcome"], "published", "{answer:#}");
+        let fresh = rig.session(&sandbox);
+        assert_eq!(
+            rig.sh(&sandbox, &fresh, "cat a mine; ls"),
+            "one\n2\n3\n4\nfive\nm\nmore\nlast\na\nb\nc\nmine\npipe\ntheirs\n"
+        );
+    }
 }
 
 /// Parents that watch their children do not see that they stood still, nor does a command that was

@@ -339,7 +339,8 @@ impl Stack {
 }
 
 impl PublishReport {
-    fn empty(outcome: Outcome, head: LayerId) -> Self {
+    /// That of a publish which had nothing to do.
+    pub fn empty(outcome: Outcome, head: LayerId) -> Self {
         PublishReport {
             outcome,
             head,

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::carry::Carry;
-use super::conflict::Conflict;
 use super::delta::Delta;
+use super::reads::Reads;
 use super::resolve::Resolver;
 use super::route::Policy;
-use super::{PublishOptions, PublishReport};
+use super::{Outcome, PublishOptions, PublishReport};
 use crate::db::Durability;
 use crate::edit;
 use crate::error::Result;
@@ -36,12 +36,13 @@ pub struct Rebased {
 }
 
 impl Stack {
-    /// Makes a session on the head that has what `upper` changed and the publish with `options`,
-    /// which answered `report`, did not take. Everything keeps the number by which the session knows
+    /// Makes a session on the head that has what `upper` changed and the publish with `options`, which
+    /// answered `published`, did not take; or all of it, if there was none. Everything keeps the number by which the session knows
     /// it, so that processes can work on. The session of `upper` stays as it is: whoever goes over to
     /// the new one releases its lease.
     ///
-    /// If that cannot be merged with the head, its conflicts are returned, and nothing is made.
+    /// The report is of what goes along; without a publish it has the session's stale reads, too. If
+    /// something conflicts, or by `dry_run`, nothing is made.
     ///
     /// # Errors
     /// As [`Stack::publish`].
@@ -49,12 +50,15 @@ impl Stack {
         &self,
         upper: &Upper,
         options: &PublishOptions,
-        report: &PublishReport,
-    ) -> Result<Result<Rebased, Vec<Conflict>>> {
+        published: Option<&PublishReport>,
+    ) -> Result<(PublishReport, Option<Rebased>)> {
         let store = self.store();
         let pins = Arc::new(store.objects().pins());
         let batch = store.objects().batch_with(&pins);
-        let rest = rest(upper.capture(Some(&batch))?, options, report)?;
+        let mut rest = upper.capture(Some(&batch))?;
+        if let Some(published) = published {
+            rest = left(rest, options, published)?;
+        }
         let mut db_batch = self.db().batch();
         batch.finish(&mut db_batch)?;
         self.db().commit(db_batch, Durability::Process)?;
@@ -74,10 +78,11 @@ impl Stack {
             })
         };
         let old = upper.lease();
-        if rest.kinds().next().is_none() {
+        if rest.kinds().next().is_none() && published.is_some() {
             let carry = Carry::plan(upper, &head, &head)?;
             let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;
-            return self.write_carried(carry, lease, None).map(Ok);
+            let report = PublishReport::empty(Outcome::NoChange, head_layer.id);
+            return Ok((report, Some(self.write_carried(carry, lease, None)?)));
         }
         let batch = store.objects().batch_with(&pins);
         let private = PublishOptions {
@@ -96,8 +101,16 @@ impl Stack {
             batch: &batch,
         };
         let resolution = resolver.run(&rest, &[], upper)?;
-        if !resolution.conflicts.is_empty() {
-            return Ok(Err(resolution.conflicts));
+        let mut report = resolution.report(head_layer.id);
+        if published.is_none() && !resolver.head_is_base() {
+            report.stale_reads = Reads::of(self, upper, &private)?.stale(&resolver, upper)?;
+        }
+        if !report.conflicts.is_empty() {
+            report.outcome = Outcome::Conflict;
+            return Ok((report, None));
+        }
+        if options.dry_run {
+            return Ok((report, None));
         }
         let root = edit::apply(&head, &resolution.edits, &batch)?;
         let mut db_batch = self.db().batch();
@@ -111,7 +124,8 @@ impl Stack {
         let content = lease_on(root, format!("content of {}", old.holder), None)?;
         let lease = lease_on(head_layer.root, old.holder.clone(), old.quota)?;
         point::pass("rebase.leased");
-        self.write_carried(carry, lease, Some(content)).map(Ok)
+        let rebased = self.write_carried(carry, lease, Some(content))?;
+        Ok((report, Some(rebased)))
     }
 
     /// Writes the upper of a new lease. If that fails, the leases are released.
@@ -144,7 +158,7 @@ impl Stack {
 }
 
 /// What of a delta a publish did not take.
-fn rest(delta: Delta, options: &PublishOptions, report: &PublishReport) -> Result<Delta> {
+fn left(delta: Delta, options: &PublishOptions, report: &PublishReport) -> Result<Delta> {
     let mut taken = delta.clone();
     taken.select(&options.paths)?;
     let skipped: BTreeSet<&RelPath> = report.skipped.iter().map(|skipped| &skipped.path).collect();

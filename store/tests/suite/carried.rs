@@ -28,18 +28,17 @@ fn go_on(stack: &Stack, session: Session) -> Option<(Session, Vec<RelPath>)> {
     if !report.conflicts.is_empty() {
         return None;
     }
-    let rebased = stack.rebase(&session.upper, &options, &report).unwrap();
-    let rebased = match rebased {
-        Ok(rebased) => rebased,
-        Err(conflicts) => {
-            // Where it has a socket, which is not published, others may have something else.
-            let socket = |version: &Version| version.kind == Kind::Socket;
-            let sockets = conflicts
-                .iter()
-                .all(|conflict| conflict.mine.as_ref().is_some_and(socket));
-            assert!(sockets, "nothing else is left to conflict: {conflicts:?}");
-            return None;
-        }
+    let published = stack.rebase(&session.upper, &options, Some(&report));
+    let (rest, rebased) = published.unwrap();
+    let Some(rebased) = rebased else {
+        // Where it has a socket, which is not published, others may have something else.
+        let socket = |version: &Version| version.kind == Kind::Socket;
+        let sockets = rest
+            .conflicts
+            .iter()
+            .all(|conflict| conflict.mine.as_ref().is_some_and(socket));
+        assert!(sockets, "nothing else is left to conflict: {rest:?}");
+        return None;
     };
     let before = numbers(&session);
     let after = Session::resume(stack.store(), &rebased.lease);
