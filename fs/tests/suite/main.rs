@@ -11,4 +11,5 @@ mod fixture;
 mod oracle;
 mod posix;
 mod programs;
+mod scale;
 mod semantics;

@@ -1,8 +1,10 @@
 //! A view against a disk: the same random program of system calls, by several users, on a tree in a
 //! view and on its twin on the filesystem of the temporary directory. What every call answers is
-//! compared, and after each everything that can be asked of the two trees.
+//! compared, and after each everything that can be asked of the two trees. `together` has several
+//! processes that run programs at once.
 
 mod program;
+mod together;
 mod twin;
 
 use std::fs;
@@ -22,7 +24,7 @@ use twin::Twin;
 const TREES: usize = 60;
 
 /// A tree with something of everything, small enough that random calls meet.
-fn fill(tree: &Path) {
+pub(crate) fn fill(tree: &Path) {
     fs::create_dir_all(tree.join("a/b")).unwrap();
     fs::create_dir(tree.join("c")).unwrap();
     let bytes: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8 + 1).collect();
