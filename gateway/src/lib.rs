@@ -40,6 +40,7 @@ mod session;
 mod show;
 mod span;
 mod upkeep;
+mod view;
 
 use std::future::Future;
 use std::sync::Arc;

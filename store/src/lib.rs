@@ -86,7 +86,7 @@ pub use store::{Store, StoreOptions};
 pub use text::{is_text, unified_diff};
 pub use upper::{
     Attributes, Attrs, BLOCK, Budget, Entry, Extents, FileBody, Inode, InodeBody, ListedEntry,
-    NewBody, Place, Record, Run, Seek, Slot, State, Transaction, Upper,
+    NewBody, Place, Record, Run, Seek, Slot, State, Transaction, Upper, for_request,
 };
 pub use usage::{LeaseUsage, StackUsage, StoreUsage};
 pub use verify::Verified;

@@ -164,7 +164,7 @@ impl Recorder {
             writing: Mutex::default(),
             waiting: Mutex::default(),
             changed: Condvar::new(),
-            paths: Mutex::default(),
+            paths: Mutex::new(Paths::of(&upper)),
             processes: Processes::default(),
             embedder: Arc::new(Process {
                 pid: 0,
@@ -336,7 +336,7 @@ impl Recorder {
     /// Says that the view shows another upper from now on.
     pub(crate) fn go_over(&self, upper: Arc<Upper>) {
         let mut paths = self.paths.lock();
-        paths.go_over(&upper);
+        *paths = Paths::of(&upper);
         *self.upper.write() = upper;
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use sandstack_store::{Ino, Name, ROOT_INO, RelPath, Upper};
+use sandstack_store::{Ino, Kind, Name, ROOT_INO, RelPath, Slot, Upper};
 
 #[derive(Default)]
 pub(super) struct Paths {
@@ -24,15 +24,17 @@ impl Paths {
         self.files.clear();
     }
 
-    /// The view shows another upper from now on. What is where it was last found stays known: the
-    /// layer knows the rest.
-    pub(super) fn go_over(&mut self, upper: &Upper) {
-        self.directories_moved();
-        let state = upper.state();
-        self.names.retain(|ino, (parent, name)| {
-            let found = upper.lookup(&state, *parent, name.as_bytes());
-            matches!(found, Ok(Some((found, _))) if found == *ino)
-        });
+    /// Nothing is remembered of `upper` but where the session has put what; the layer knows the rest.
+    pub(super) fn of(upper: &Upper) -> Paths {
+        let mut paths = Paths::default();
+        for (directory, name, slot) in upper.state().slots() {
+            if let Slot::Entry(entry) = slot
+                && entry.kind != Kind::Directory
+            {
+                paths.names.insert(entry.ino, (directory, name.clone()));
+            }
+        }
+        paths
     }
 
     pub(super) fn entry(&mut self, upper: &Upper, parent: Ino, name: &Name) -> Arc<RelPath> {

@@ -108,6 +108,17 @@ impl Requests {
         Ok((made, self.open_flags()))
     }
 
+    /// What was made by an earlier server of the connection is opened. Returns the flags of the reply.
+    pub(crate) fn created(&self, caller: Caller, made: &Attributes, flags: i32) -> u32 {
+        self.note_open(caller.pid, made.ino, flags);
+        self.open_flags()
+    }
+
+    /// Whether an earlier server of the connection has done `request`, which is about `ino`.
+    pub(crate) fn was_done(&self, ino: Ino, request: u64) -> bool {
+        self.trees.of(ino).upper().state().was_asked(request)
+    }
+
     pub(crate) fn unlink(&self, caller: Caller, parent: Ino, name: &[u8]) -> Result<()> {
         self.trees.of(parent).unlink(parent, name)?;
         self.recorder

@@ -22,5 +22,6 @@ mod layers;
 mod live;
 mod publish;
 mod restart;
+mod resume;
 mod rig;
 mod start;
