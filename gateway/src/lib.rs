@@ -39,6 +39,7 @@ mod session;
 mod show;
 mod span;
 mod upkeep;
+mod writers;
 
 use std::future::Future;
 use std::sync::Arc;
