@@ -41,6 +41,7 @@ mod show;
 mod span;
 mod upkeep;
 mod view;
+mod writers;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -216,6 +216,7 @@ impl Gateway {
                 namespaces: Arc::default(),
                 running: Mutex::default(),
                 gate: tokio::sync::RwLock::new(Gate::Open),
+                settling: Mutex::new(()),
                 changes: Mutex::new(None),
                 retired: Mutex::default(),
                 row: Mutex::new(row),

@@ -7,7 +7,8 @@
 //!
 //! # Keys in the database
 //! `s`, stack, lease: what is known of the session's record; `f`, stack, lease, number: a frame
-//! (zstd of postcard); `g`, stack, lease, number: a gap. Numbers are 64-bit big-endian.
+//! (zstd of postcard); `g`, stack, lease, number: a gap. Numbers are 64-bit big-endian. What
+//! [`crate::writers`] makes of it is beside them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -163,6 +164,23 @@ struct FrameRow {
     last_unix_ms: u64,
 }
 
+/// An access, as far as whose it was.
+pub(crate) struct Logged {
+    pub(crate) path: RelPath,
+    pub(crate) kind: AccessKind,
+    pub(crate) command: Option<String>,
+}
+
+/// What came to the record of a session.
+#[derive(Default)]
+pub(crate) struct Since {
+    pub(crate) rows: Vec<Logged>,
+    /// Frames that the record has now.
+    pub(crate) frames: u64,
+    /// Gaps that it has at all.
+    pub(crate) gaps: u64,
+}
+
 impl AccessLog {
     pub(crate) fn open(db: Arc<Db>) -> Result<Self> {
         Ok(AccessLog { db })
@@ -298,7 +316,7 @@ impl AccessLog {
     /// As [`AccessLog::begin`].
     pub fn forget(&self, stack: StackId) -> Result<()> {
         let mut batch = self.db.batch();
-        for kind in [b"s", b"f", b"g"] {
+        for kind in [b"s", b"f", b"g", b"p", b"w", b"x"] {
             for guard in self.db.access.prefix(key(&[kind, &stack.0.to_be_bytes()])) {
                 batch.remove(&self.db.access, &guard.key()?);
             }
@@ -346,6 +364,30 @@ impl AccessLog {
             ))
         });
         Ok(answer)
+    }
+
+    /// What was written to the record of a session after its first `frames` frames, in order.
+    pub(crate) fn since(&self, stack: StackId, lease: LeaseId, frames: u64) -> Result<Since> {
+        let Some(record) = self.record(stack, lease)? else {
+            return Ok(Since::default());
+        };
+        let mut rows = Vec::new();
+        for number in frames..record.frames {
+            let Some(value) = self.db.access.get(row_key(b"f", stack, lease, number))? else {
+                continue;
+            };
+            let frame = decode_frame(&value)?;
+            rows.extend(frame.rows.iter().map(|row| Logged {
+                path: frame.paths[row.path as usize].clone(),
+                kind: row.kind,
+                command: frame.actors[row.actor as usize].command.clone(),
+            }));
+        }
+        Ok(Since {
+            rows,
+            frames: record.frames,
+            gaps: record.gaps,
+        })
     }
 
     fn record(&self, stack: StackId, lease: LeaseId) -> Result<Option<SessionRecord>> {

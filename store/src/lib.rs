@@ -54,6 +54,7 @@ mod text;
 mod upper;
 mod usage;
 mod verify;
+mod writers;
 
 pub use access::{AccessAnswer, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, Gap};
 pub use blame::{BlameRun, FileBlame};

@@ -204,15 +204,21 @@ impl Recorder {
     }
 
     /// Writes what waits, now; but not what waits for a command to be started. When it returns,
-    /// nothing that was noted before is still being written.
+    /// nothing that was noted before is still being written. Returns whether all that was noted
+    /// before is in the log: false if something waits for a command, or was lost.
     ///
     /// # Errors
     /// As the access log's; the rows are lost then, and the time since the last frame is a gap.
-    pub fn flush(&self) -> Result<()> {
+    pub fn flush(&self) -> Result<bool> {
         let _turn = self.writing.lock();
-        let rows = self.take(&mut self.waiting.lock());
+        let (rows, whole) = {
+            let mut waiting = self.waiting.lock();
+            let rows = self.take(&mut waiting);
+            (rows, waiting.rows.is_empty() && waiting.failed.is_none())
+        };
         self.changed.notify_all();
-        self.write(rows)
+        self.write(rows)?;
+        Ok(whole)
     }
 
     /// Takes the rows that can be written: not those of an unknown namespace while a command is

@@ -11,6 +11,7 @@ mod at_once;
 mod attach;
 mod auth;
 mod bad_input;
+mod blame;
 mod commands;
 mod control;
 mod disk;

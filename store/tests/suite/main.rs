@@ -8,6 +8,7 @@
     reason = "the functions that tests share are tests too"
 )]
 
+mod blame;
 mod carried;
 mod collect;
 mod content;
