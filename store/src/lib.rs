@@ -55,7 +55,10 @@ mod upper;
 mod usage;
 mod verify;
 
-pub use access::{AccessAnswer, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, Gap};
+pub use access::{
+    AccessAnswer, AccessCall, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, CallMark,
+    CallPage, Gap, Parent, PathMatch, RowMark, RowPage,
+};
 pub use blame::{BlameRun, FileBlame};
 pub use collect::Collected;
 pub use compare::{PathChange, compare};

@@ -23,3 +23,4 @@ mod publish;
 mod restart;
 mod rig;
 mod start;
+mod traced;
