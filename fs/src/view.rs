@@ -16,8 +16,10 @@ use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
 use crate::requests::{Known, MAX_TRANSFER, Requests};
+use crate::server::Server;
 use crate::transport::Transport;
 use crate::tree::Tree;
+use crate::trees::Trees;
 use crate::uring;
 
 /// Threads that do what waits for the disk, for all views of a process together.
@@ -59,16 +61,16 @@ impl Default for ViewOptions {
 
 /// A tree that is being served. It ends when the last mount of the connection is gone.
 pub struct View {
-    tree: Arc<Tree>,
+    pub(crate) trees: Arc<Trees>,
     recorder: Arc<Recorder>,
-    notifier: Arc<Notifier>,
+    pub(crate) notifier: Arc<Notifier>,
     transport: Transport,
-    server: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    server: Server,
 }
 
 impl fmt::Debug for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View").field("tree", &self.tree).finish()
+        f.debug_struct("View").field("tree", &self.tree()).finish()
     }
 }
 
@@ -87,8 +89,9 @@ impl View {
         options: &ViewOptions,
     ) -> io::Result<View> {
         let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
+        let trees = Arc::new(Trees::new(tree));
         let requests = Requests {
-            tree: Arc::clone(&tree),
+            trees: Arc::clone(&trees),
             recorder: Arc::clone(&recorder),
             notifier: Arc::clone(&notifier),
             profile: Profile::from(recorder.mode()),
@@ -104,11 +107,11 @@ impl View {
             ),
         };
         Ok(View {
-            tree,
+            trees,
             recorder,
             notifier,
             transport,
-            server: Mutex::new(Some(server)),
+            server: Server::new(server),
         })
     }
 
@@ -118,8 +121,8 @@ impl View {
     }
 
     /// What is served.
-    pub fn tree(&self) -> &Arc<Tree> {
-        &self.tree
+    pub fn tree(&self) -> Arc<Tree> {
+        self.trees.current()
     }
 
     /// Its record.
@@ -130,38 +133,31 @@ impl View {
     /// File operations by path, of which the kernel is told. `workspace_root` is where the view is
     /// mounted, for absolute symlinks. Not to be used by a thread that serves the view.
     pub fn files(&self, workspace_root: &[u8]) -> Files {
-        Files::new(Arc::clone(&self.tree), workspace_root)
+        Files::new(self.tree(), workspace_root)
             .with_notifier(Arc::clone(&self.notifier))
             .with_recorder(Arc::clone(&self.recorder))
     }
 
-    /// Whether it is still served: false once the last mount is gone, or the connection broke.
+    /// Whether it is still served: false once the last mount is gone or the connection broke, if
+    /// nobody waits for it in [`View::join`]; otherwise once that is done.
     pub fn is_served(&self) -> bool {
-        self.server
-            .lock()
-            .as_ref()
-            .is_some_and(|server| !server.is_finished())
+        self.server.is_running()
     }
 
-    /// Waits until the last mount is gone, then ends the record. A second call returns at once.
+    /// Waits until the last mount is gone, then ends the record. Whoever else calls it meanwhile
+    /// waits as long; afterwards it returns at once.
     ///
     /// # Errors
-    /// The connection broke.
+    /// The connection broke; that is told to one caller alone.
     pub fn join(&self) -> io::Result<()> {
-        let server = self.server.lock().take();
-        let served = match server {
-            None => Ok(()),
-            Some(server) => server
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("the view's thread panicked"))),
-        };
-        if let Err(error) = self.tree.drop_nameless() {
-            tracing::error!(%error, "inodes without names could not be dropped");
-        }
-        if let Err(error) = self.recorder.end() {
-            tracing::error!(%error, "the record of accesses could not be ended");
-        }
-        served
+        self.server.join(|| {
+            if let Err(error) = self.tree().drop_nameless() {
+                tracing::error!(%error, "inodes without names could not be dropped");
+            }
+            if let Err(error) = self.recorder.end() {
+                tracing::error!(%error, "the record of accesses could not be ended");
+            }
+        })
     }
 }
 

@@ -99,6 +99,8 @@ impl Gateway {
             automatic,
             lease: lease.id().0,
             content_lease: None,
+            records: Vec::new(),
+            going_on: None,
             state: SessionState::Active,
             state_reason: None,
             network_profile: request.network_profile.unwrap_or_default(),
@@ -211,11 +213,13 @@ impl Gateway {
                 used_at: AtomicU64::new(row.used_at_unix_ms),
                 place: RwLock::new(Place { lease, upper }),
                 view: Mutex::new(None),
+                unmounted: Mutex::new(None),
                 mount: Mutex::new(None),
                 namespaces: Arc::default(),
                 running: Mutex::default(),
                 gate: tokio::sync::RwLock::new(Gate::Open),
                 changes: Mutex::new(None),
+                retired: Mutex::default(),
                 row: Mutex::new(row),
             }))
         })
@@ -294,16 +298,16 @@ impl Gateway {
                 }
                 gateway.end_attachments(&ended)?;
                 // The last reference to the mount, or the view would live on.
-                let Some(mount) = ended.mount.lock().take() else {
-                    return Ok(None);
-                };
-                if let Err(error) = flush(mount.as_fd(), VIEW_PATIENCE) {
-                    tracing::warn!(session = %ended.id, %error, "a view could not be flushed");
+                if let Some(mount) = ended.mount.lock().take() {
+                    if let Err(error) = flush(mount.as_fd(), VIEW_PATIENCE) {
+                        tracing::warn!(session = %ended.id, %error, "a view could not be flushed");
+                    }
+                    let number =
+                        number_of(mount.as_fd()).map_err(io_failure("examining a view's mount"))?;
+                    *ended.unmounted.lock() = Some(number);
                 }
-                let number = number_of(mount.as_fd());
-                number
-                    .map(Some)
-                    .map_err(io_failure("examining a view's mount"))
+                // Of an earlier try, if that was not enough.
+                Ok(*ended.unmounted.lock())
             })
             .await?;
         let Some(view) = session.view.lock().take() else {
@@ -330,6 +334,7 @@ impl Gateway {
         }
         match ended {
             Ok(result) => {
+                *session.unmounted.lock() = None;
                 session.namespaces.all_ended();
                 result
             }
@@ -380,6 +385,7 @@ impl Gateway {
             Ok(())
         })
         .await?;
+        self.release_retired(session);
         self.session_rows.remove(session.id.as_ref())?;
         session.sandbox.sessions.write().remove(&session.id);
         let subject = Subject {

@@ -168,6 +168,12 @@ impl Stack {
         }
     }
 
+    /// Whether a layer is in the history now.
+    pub(crate) fn has_layer(&self, id: LayerId) -> Result<bool> {
+        let found = self.layer_of(layer_key, id.revision)?;
+        Ok(found.is_some_and(|record| record.id == id))
+    }
+
     /// What made the head of `revision`: a layer of the history, or one that a squash dropped, whose
     /// files may be gone. `None` if there was none.
     ///

@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 use sandstack_store::{
     AccessCall, AccessKind, AccessRow, Actor, Attributes, Body, Digest, FileBody, Ino, InodeBody,
-    Kind, Name, Parent, RelPath, Result, Upper,
+    Kind, LeaseId, LeaseRecord, Name, Parent, RelPath, Result, Store, Upper,
 };
 
 use crate::profile::TraceMode;
@@ -122,7 +122,10 @@ struct Counts {
 
 /// Notes the accesses of one session.
 pub struct Recorder {
-    upper: Arc<Upper>,
+    /// What the view shows. The record stays under the lease that it began with.
+    upper: RwLock<Arc<Upper>>,
+    lease: LeaseRecord,
+    store: Store,
     session: Arc<str>,
     mode: TraceMode,
     commands: Arc<Commands>,
@@ -169,13 +172,14 @@ impl Recorder {
             processes: Processes::default(),
             embedder: Arc::new(Process::default()),
             own_pid: std::process::id(),
-            upper,
+            lease: upper.lease().clone(),
+            store: upper.stack().store().clone(),
+            upper: RwLock::new(upper),
         });
         if mode == TraceMode::Off {
             return Ok(recorder);
         }
-        let lease = recorder.upper.lease();
-        let log = recorder.upper.stack().store().access_log();
+        let (lease, log) = (&recorder.lease, recorder.store.access_log());
         log.begin(lease.stack, lease.id, session, mode.as_str(), now_unix_ms())?;
         let writer = Arc::clone(&recorder);
         let spawned = std::thread::Builder::new()
@@ -187,6 +191,11 @@ impl Recorder {
             source,
         })?;
         Ok(recorder)
+    }
+
+    /// The lease under which it records.
+    pub fn lease(&self) -> LeaseId {
+        self.lease.id
     }
 
     /// What is recorded.
@@ -245,10 +254,8 @@ impl Recorder {
             // Rows were lost: left open, the record shows the gap.
             return Ok(());
         }
-        let lease = self.upper.lease();
-        self.upper
-            .stack()
-            .store()
+        let lease = &self.lease;
+        self.store
             .access_log()
             .end(lease.stack, lease.id, now_unix_ms())
     }
@@ -259,7 +266,7 @@ impl Recorder {
             return;
         }
         let Ok(name) = Name::new(name) else { return };
-        let path = self.paths.lock().entry(&self.upper, parent, &name);
+        let path = self.paths.lock().entry(&self.upper.read(), parent, &name);
         self.note(pid, path, kind, bytes, None, None);
     }
 
@@ -268,7 +275,7 @@ impl Recorder {
         if self.mode == TraceMode::Off {
             return;
         }
-        let path = self.paths.lock().inode(&self.upper, ino);
+        let path = self.paths.lock().inode(&self.upper.read(), ino);
         let digest = self.unchanged(ino, kind);
         self.note(pid, path, kind, bytes, digest, None);
     }
@@ -278,7 +285,7 @@ impl Recorder {
         if self.mode == TraceMode::Off {
             return;
         }
-        let path = self.paths.lock().inode(&self.upper, ino);
+        let path = self.paths.lock().inode(&self.upper.read(), ino);
         let each = (self.mode == TraceMode::Exact).then_some(offset);
         let digest = self.unchanged(ino, kind);
         self.note(pid, path, kind, length, digest, each);
@@ -292,13 +299,14 @@ impl Recorder {
         ) {
             return None;
         }
-        match self.upper.state().inode(ino).map(|inode| &inode.body) {
+        let upper = Arc::clone(&self.upper.read());
+        match upper.state().inode(ino).map(|inode| &inode.body) {
             Some(InodeBody::File(FileBody::Lower(content))) => return Some(content.digest),
             Some(_) => return None,
             None => {}
         }
         // What cannot be read fails the access itself.
-        match self.upper.lower().node(ino).ok()??.body {
+        match upper.lower().node(ino).ok()??.body {
             Body::File(content) => Some(content.digest),
             _ => None,
         }
@@ -356,6 +364,13 @@ impl Recorder {
         if self.mode != TraceMode::Off {
             self.paths.lock().directories_moved();
         }
+    }
+
+    /// Says that the view shows another upper from now on.
+    pub(crate) fn go_over(&self, upper: Arc<Upper>) {
+        let mut paths = self.paths.lock();
+        paths.go_over(&upper);
+        *self.upper.write() = upper;
     }
 
     /// `offset` if the call is to be recorded by itself, too.
@@ -475,8 +490,8 @@ impl Recorder {
                 at_unix_ms: call.at_unix_ms,
             })
             .collect();
-        let lease = self.upper.lease();
-        let log = self.upper.stack().store().access_log();
+        let lease = &self.lease;
+        let log = self.store.access_log();
         log.append(lease.stack, lease.id, &rows, &calls, now_unix_ms())
     }
 

@@ -8,12 +8,14 @@
     reason = "the functions that tests share are tests too"
 )]
 
+mod carried;
 mod collect;
 mod content;
 mod corners;
 mod crash;
 mod export;
 mod fixture;
+mod gate;
 mod import;
 mod import_again;
 mod import_disturbed;
