@@ -67,6 +67,8 @@ pub struct Limits {
     pub events: u64,
     /// Traces kept. Default 2000.
     pub traces: u64,
+    /// Access records kept for each sandbox, in rows; the oldest sessions' go first. Default 20,000,000.
+    pub access_rows: u64,
     /// Files that a project may have. Default 4,000,000.
     pub base_files: u64,
 }
@@ -80,6 +82,7 @@ impl Default for Limits {
             ended_commands: 1000,
             events: 100_000,
             traces: 2000,
+            access_rows: 20_000_000,
             base_files: 4_000_000,
         }
     }

@@ -157,6 +157,7 @@ impl Gateway {
     pub(crate) fn open(config: Config, runtime: tokio::runtime::Handle) -> Result<Arc<Gateway>> {
         let store = Store::open(&config.store_dir())?;
         let limits = config.settings.limits.clone();
+        store.access_log().keep_rows(limits.access_rows);
         Ok(Arc::new(Gateway {
             tokens: Tokens::open(&store, &config.state_dir)?,
             events: EventLog::open(&store, limits.events)?,

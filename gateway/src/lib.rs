@@ -11,6 +11,7 @@
 //!   again. So a restart finds everything.
 //! - A library never reads the environment: the binary hands over a [`Config`].
 
+mod activity;
 mod attach;
 mod auth;
 mod cgroup;

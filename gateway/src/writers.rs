@@ -16,10 +16,12 @@ impl Gateway {
                 let upper = asked.upper();
                 let stack = asked.sandbox.stack()?;
                 let _alone = asked.settling.lock();
-                Ok(stack.settle_writers(&upper, &mut || {
-                    // What is not written now is a gap, and that is noticed.
-                    view.recorder().flush().unwrap_or(false)
-                })?)
+                Ok(
+                    stack.settle_writers(&upper, view.recorder().lease(), &mut || {
+                        // What is not written now is a gap, and that is noticed.
+                        view.recorder().flush().unwrap_or(false)
+                    })?,
+                )
             })
             .await;
         if let Err(error) = settled {

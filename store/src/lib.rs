@@ -56,7 +56,10 @@ mod usage;
 mod verify;
 mod writers;
 
-pub use access::{AccessAnswer, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, Gap};
+pub use access::{
+    AccessAnswer, AccessCall, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, CallMark,
+    CallPage, Gap, Parent, PathMatch, RowMark, RowPage,
+};
 pub use blame::{BlameRun, FileBlame};
 pub use collect::Collected;
 pub use compare::{PathChange, compare};

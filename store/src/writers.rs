@@ -9,14 +9,16 @@
 //! log something is lost.
 //!
 //! # Keys in the database, beside the access log
-//! `p`, stack, lease: [`Progress`]; `w`, stack, lease, path: [`Written`] of a changed file; `x`, stack,
-//! lease, path: its text (zstd), of which the next look finds what is new. Values are postcard.
+//! `P`, stack, lease: [`Progress`]; `W`, stack, lease, path: [`Written`] of a changed file; `X`, stack,
+//! lease, path: its text (zstd), of which the next look finds what is new; `N`, stack, lease of the
+//! log: somebody looks; the same with the number of a frame: the changes in it, until they are looked
+//! at. Values are postcard.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use crate::access::{AccessKind, Logged};
+use crate::access::{AccessKind, AccessRow};
 use crate::blame::{Runs, moved_from, text_of};
 use crate::db::{self, Db, DbBatch, Durability, key};
 use crate::digest::Digest;
@@ -34,10 +36,17 @@ const MAX_FILE: u64 = 1 << 20;
 /// Bytes of files that one look reads: what is beyond is not known. Some 100 ms.
 const MAX_LOOK: u64 = 32 << 20;
 
+/// The letter of each kind of key.
+pub(crate) const PARTS: [&[u8]; 4] = [b"P", b"W", b"X", b"N"];
+
 /// How far the log was looked at.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Progress {
-    frames: u64,
+    /// The lease under which the session is on record: one that it had before, if it went on over
+    /// another layer since.
+    log: LeaseId,
+    /// Gaps that the log had when the first look was taken.
+    gaps: u64,
     /// Something of the log is lost: nothing is claimed any longer.
     lost: bool,
 }
@@ -87,6 +96,73 @@ impl Lines {
     }
 }
 
+/// A change, as far as whose it was.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Logged {
+    path: RelPath,
+    kind: AccessKind,
+    command: Option<String>,
+}
+
+/// Keeps the changes among the rows of a frame until they are looked at, if the session's are at all.
+pub(crate) fn keep(
+    db: &Db,
+    batch: &mut DbBatch,
+    (stack, log): (StackId, LeaseId),
+    frame: u64,
+    rows: &[AccessRow],
+) -> Result<()> {
+    let changes: Vec<Logged> = rows
+        .iter()
+        .filter(|row| {
+            matches!(
+                row.kind,
+                AccessKind::Write
+                    | AccessKind::Create
+                    | AccessKind::Remove
+                    | AccessKind::RenameFrom
+                    | AccessKind::RenameTo
+                    | AccessKind::Link
+            )
+        })
+        .map(|row| Logged {
+            path: row.path.clone(),
+            kind: row.kind,
+            command: row.actor.command.clone(),
+        })
+        .collect();
+    if !changes.is_empty() && db.access.contains_key(lease_key(b"N", stack, log))? {
+        batch.insert(
+            &db.access,
+            &frame_key(stack, log, frame),
+            &db::encode(&changes),
+        );
+    }
+    Ok(())
+}
+
+/// The changes in the frames of a record that were not looked at, in order.
+fn kept(db: &Db, stack: StackId, log: LeaseId) -> Result<Vec<Logged>> {
+    let mut all = Vec::new();
+    for guard in db.access.prefix(lease_key(b"N", stack, log)) {
+        let (_, value) = guard.into_inner()?;
+        if !value.is_empty() {
+            let changes: Vec<Logged> = db::decode("changes in the access log", &value)?;
+            all.extend(changes);
+        }
+    }
+    Ok(all)
+}
+
+fn frame_key(stack: StackId, log: LeaseId, frame: u64) -> Vec<u8> {
+    key(&[
+        b"N",
+        &stack.0.to_be_bytes(),
+        &log.0.to_be_bytes(),
+        &frame.to_be_bytes(),
+    ])
+}
+
 /// The lines of a session's changed files, by what is in these.
 pub(crate) struct Writers(HashMap<Digest, Option<Lines>>);
 
@@ -95,7 +171,7 @@ impl Writers {
     pub(crate) fn of(stack: &Stack, lease: LeaseId) -> Result<Writers> {
         let mut found: HashMap<Digest, Option<Lines>> = HashMap::new();
         let db = stack.db();
-        for guard in db.access.prefix(lease_key(b"w", stack.id(), lease)) {
+        for guard in db.access.prefix(lease_key(b"W", stack.id(), lease)) {
             let (_, value) = guard.into_inner()?;
             let written: Written = db::decode("the writers of a file", &value)?;
             if let Some(lines) = written.lines {
@@ -125,15 +201,20 @@ struct Touched<'a> {
 
 impl Stack {
     /// Looks at what was written in the session of `upper` since the last time, so that lines have
-    /// their commands. `flush` brings what was done so far into the access log, and says whether all
+    /// their commands. The session is on record under lease `log`. `flush` brings what was done so far into the access log, and says whether all
     /// of it is there; if not, nothing is looked at now.
     ///
     /// # Errors
     /// [`Error::Database`], [`Error::Io`], or as reading an object.
-    pub fn settle_writers(&self, upper: &Upper, flush: &mut dyn FnMut() -> bool) -> Result<()> {
+    pub fn settle_writers(
+        &self,
+        upper: &Upper,
+        log: LeaseId,
+        flush: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         match self.progress(upper.lease().id)? {
-            None => self.begin_writers(upper, flush),
-            Some(progress) => self.go_on(upper, progress, flush),
+            Some(progress) if progress.log == log => self.go_on(upper, progress, flush),
+            _ => self.begin_writers(upper, log, flush),
         }
     }
 
@@ -148,7 +229,7 @@ impl Stack {
     }
 
     fn progress(&self, lease: LeaseId) -> Result<Option<Progress>> {
-        let found = self.db().access.get(lease_key(b"p", self.id(), lease))?;
+        let found = self.db().access.get(lease_key(b"P", self.id(), lease))?;
         found
             .map(|bytes| db::decode("how far writers are known", &bytes))
             .transpose()
@@ -165,11 +246,10 @@ impl Stack {
         }
         let (stack, lease) = (self.id(), upper.lease().id);
         let db = self.db();
-        let progress_key = lease_key(b"p", stack, lease);
-        let log = self.store().access_log();
-        let seen = log.since(stack, lease, progress.frames)?;
+        let progress_key = lease_key(b"P", stack, lease);
+        let counts = || self.store().access_log().counts(stack, progress.log);
         let mut batch = db.batch();
-        if seen.gaps > 0 {
+        if counts()?.is_some_and(|(_, gaps)| gaps > progress.gaps) {
             forget(db, stack, lease, &mut batch)?;
             let lost = Progress {
                 lost: true,
@@ -178,17 +258,19 @@ impl Stack {
             batch.insert(&db.access, &progress_key, &db::encode(&lost));
             return db.commit(batch, Durability::Process);
         }
-        if seen.rows.is_empty() {
+        let (frames, _) = counts()?.unwrap_or_default();
+        let seen = kept(db, stack, progress.log)?;
+        if seen.is_empty() {
             return Ok(());
         }
-        let files = Files::read(upper, touched(&seen.rows).keys())?;
+        let files = Files::read(upper, touched(&seen).keys())?;
         // Who wrote while the files were read is in the log by now.
         if !flush() {
             return Ok(());
         }
-        let all = log.since(stack, lease, progress.frames)?;
-        let touched = touched(&all.rows);
-        let sources: Vec<&RelPath> = moved_away(&all.rows).collect();
+        let all = kept(db, stack, progress.log)?;
+        let touched = touched(&all);
+        let sources: Vec<&RelPath> = moved_away(&all).collect();
         let movers: BTreeSet<Option<&str>> = sources
             .iter()
             .filter_map(|path| touched.get(*path))
@@ -213,23 +295,35 @@ impl Stack {
             };
             look.note(&mut batch, path, file, who, touched.linked)?;
         }
-        let progress = Progress {
-            frames: seen.frames,
-            ..progress
-        };
-        batch.insert(&db.access, &progress_key, &db::encode(&progress));
+        // What came while the files were read is looked at again.
+        let (first, end) = (0, frames);
+        let range = frame_key(stack, progress.log, first)..frame_key(stack, progress.log, end);
+        for guard in db.access.range(range) {
+            batch.remove(&db.access, &guard.key()?);
+        }
         db.commit(batch, Durability::Process)
     }
 
     /// Of what is changed already nobody knows who did it: a session that goes on over a new base
     /// brings it along.
-    fn begin_writers(&self, upper: &Upper, flush: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn begin_writers(
+        &self,
+        upper: &Upper,
+        log: LeaseId,
+        flush: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         if !flush() {
             return Ok(());
         }
         let (stack, lease) = (self.id(), upper.lease().id);
         let db = self.db();
-        let frames = self.store().access_log().since(stack, lease, 0)?.frames;
+        let counts = self.store().access_log().counts(stack, log)?;
+        let (_, gaps) = counts.unwrap_or_default();
+        // From here on what is changed is kept.
+        let mut marker = db.batch();
+        forget(db, stack, lease, &mut marker)?;
+        marker.insert(&db.access, &lease_key(b"N", stack, log), b"");
+        db.commit(marker, Durability::Process)?;
         let changes = upper.changes()?;
         let files = Files::read(upper, changes.iter().map(|(path, _)| path))?;
         let look = Look {
@@ -243,10 +337,11 @@ impl Stack {
             look.note(&mut batch, path, file, None, true)?;
         }
         let progress = Progress {
-            frames,
+            log,
+            gaps,
             lost: false,
         };
-        let progress_key = lease_key(b"p", stack, lease);
+        let progress_key = lease_key(b"P", stack, lease);
         batch.insert(&db.access, &progress_key, &db::encode(&progress));
         db.commit(batch, Durability::Process)
     }
@@ -254,8 +349,16 @@ impl Stack {
 
 /// Forgets everything that is known of the writers of a lease.
 pub(crate) fn forget(db: &Db, stack: StackId, lease: LeaseId, batch: &mut DbBatch) -> Result<()> {
-    for kind in [b"p", b"w", b"x"] {
-        for guard in db.access.prefix(lease_key(kind, stack, lease)) {
+    let progress = db.access.get(lease_key(b"P", stack, lease))?;
+    let progress: Option<Progress> = progress
+        .map(|bytes| db::decode("how far writers are known", &bytes))
+        .transpose()?;
+    let mut kinds: Vec<Vec<u8>> = [b"P", b"W", b"X"]
+        .map(|kind| lease_key(kind, stack, lease))
+        .to_vec();
+    kinds.extend(progress.map(|progress| lease_key(b"N", stack, progress.log)));
+    for prefix in kinds {
+        for guard in db.access.prefix(prefix) {
             batch.remove(&db.access, &guard.key()?);
         }
     }
@@ -265,18 +368,6 @@ pub(crate) fn forget(db: &Db, stack: StackId, lease: LeaseId, batch: &mut DbBatc
 fn touched(rows: &[Logged]) -> BTreeMap<RelPath, Touched<'_>> {
     let mut touched: BTreeMap<RelPath, Touched<'_>> = BTreeMap::new();
     for row in rows {
-        let changes = matches!(
-            row.kind,
-            AccessKind::Write
-                | AccessKind::Create
-                | AccessKind::Remove
-                | AccessKind::RenameFrom
-                | AccessKind::RenameTo
-                | AccessKind::Link
-        );
-        if !changes {
-            continue;
-        }
         let path = touched.entry(row.path.clone()).or_default();
         path.moved_here |= row.kind == AccessKind::RenameTo;
         path.linked |= row.kind == AccessKind::Link;
@@ -361,7 +452,7 @@ impl Look<'_> {
         linked: bool,
     ) -> Result<()> {
         let access = &self.stack.db().access;
-        let (lines_key, text_key) = (self.path_key(b"w", path), self.path_key(b"x", path));
+        let (lines_key, text_key) = (self.path_key(b"W", path), self.path_key(b"X", path));
         let Some(File { ino, text }) = file else {
             batch.remove(access, &lines_key);
             batch.remove(access, &text_key);
@@ -420,14 +511,14 @@ impl Look<'_> {
     }
 
     fn known(&self, path: &RelPath) -> Result<Option<Written>> {
-        let found = self.stack.db().access.get(self.path_key(b"w", path))?;
+        let found = self.stack.db().access.get(self.path_key(b"W", path))?;
         found
             .map(|bytes| db::decode("the writers of a file", &bytes))
             .transpose()
     }
 
     fn text_before(&self, path: &RelPath, known: Written) -> Result<Before> {
-        let packed = self.stack.db().access.get(self.path_key(b"x", path))?;
+        let packed = self.stack.db().access.get(self.path_key(b"X", path))?;
         let (Some(lines), Some(packed)) = (known.lines, packed) else {
             return Ok(Before::Unknown);
         };

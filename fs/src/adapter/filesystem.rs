@@ -345,9 +345,9 @@ impl Filesystem for Adapter {
         synced(self, reply);
     }
 
-    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         self.serve(request, "opendir", || {
-            opened(self.requests.open_directory(caller(request), ino.0), reply);
+            opened(self.requests.open_directory(), reply);
         });
     }
 

@@ -43,11 +43,14 @@ impl Rig {
         let process = Process {
             pid: if namespace == 0 { 0 } else { 77 },
             namespace,
-            program: None,
+            ..Process::default()
         };
         let path = RelPath::parse(path.as_bytes()).unwrap();
-        self.recorder
-            .note_of(Arc::new(process), Arc::new(path), AccessKind::Open, 0);
+        self.recorder.note_of(
+            (Arc::new(path), AccessKind::Open, Arc::new(process), None),
+            0,
+            None,
+        );
     }
 
     /// What has been written: paths, and whose they were.

@@ -38,8 +38,9 @@ impl WriteOrigin {
 impl Requests {
     pub(crate) fn read(&self, caller: Caller, ino: Ino, offset: u64, size: u32) -> Result<Vec<u8>> {
         let bytes = self.trees.of(ino).read(ino, offset, size as usize)?;
+        let length = bytes.len() as u64;
         self.recorder
-            .inode(caller.pid, ino, AccessKind::Read, bytes.len() as u64);
+            .content(caller.pid, ino, AccessKind::Read, offset, length);
         Ok(bytes)
     }
 
@@ -58,8 +59,9 @@ impl Requests {
         // A page written back by the kernel was changed by whoever mapped it, at a time of its own:
         // the request's process is the kernel's.
         let pid = if origin.page_cache { 0 } else { caller.pid };
+        let length = data.len() as u64;
         self.recorder
-            .inode(pid, ino, AccessKind::Write, data.len() as u64);
+            .content(pid, ino, AccessKind::Write, offset, length);
         Ok(())
     }
 
@@ -110,9 +112,9 @@ impl Requests {
         let (copied, lost) = tree.copy_range(caller, from, to, length)?;
         self.tell_mode(to.0, lost);
         self.recorder
-            .inode(caller.pid, from.0, AccessKind::Read, copied);
+            .content(caller.pid, from.0, AccessKind::Read, from.1, copied);
         self.recorder
-            .inode(caller.pid, to.0, AccessKind::Write, copied);
+            .content(caller.pid, to.0, AccessKind::Write, to.1, copied);
         Ok(copied as u32)
     }
 }

@@ -180,8 +180,7 @@ impl Requests {
         attributes: bool,
         mut wanted: impl FnMut(&[u8], &Attributes, u64) -> bool,
     ) -> Result<()> {
-        // With messages for opendir each listing is noted there.
-        if from == 0 && self.profile.list_without_message {
+        if from == 0 {
             self.recorder.inode(caller.pid, ino, AccessKind::List, 0);
         }
         self.trees

@@ -43,7 +43,6 @@ const OPEN_EXECUTE: i32 = 0x20;
 /// Flags of a reply to an open (`FOPEN_*` of `linux/fuse.h`).
 const FOPEN_DIRECT_IO: u32 = 1 << 0;
 const FOPEN_KEEP_CACHE: u32 = 1 << 1;
-const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
 /// One view, as the kernel may ask about it.
 pub(crate) struct Requests {
@@ -105,12 +104,12 @@ impl Requests {
     }
 
     /// The same of a directory.
-    pub(crate) fn open_directory(&self, caller: Caller, ino: Ino) -> Option<u32> {
+    pub(crate) fn open_directory(&self) -> Option<u32> {
         if self.profile.list_without_message {
             return None;
         }
-        self.recorder.inode(caller.pid, ino, AccessKind::List, 0);
-        Some(FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE)
+        // Not kept by the kernel, so that each listing comes here; one that is only opened is not listed.
+        Some(0)
     }
 
     /// A sync waits for the disk, so it is done, and answered, by a thread that serves no requests.
@@ -151,7 +150,6 @@ impl Requests {
     fn note_open(&self, pid: u32, ino: Ino, flags: i32) {
         if flags & OPEN_EXECUTE != 0 {
             self.recorder.inode(pid, ino, AccessKind::Execute, 0);
-            self.recorder.executed(pid);
             return;
         }
         let mode = flags & libc::O_ACCMODE;

@@ -72,7 +72,7 @@ pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result
             exchange.put_open(flags.ok_or(Errno(libc::ENOSYS))?)?;
         }
         opcode::OPENDIR => {
-            let flags = requests.open_directory(caller, ino);
+            let flags = requests.open_directory();
             exchange.put_open(flags.ok_or(Errno(libc::ENOSYS))?)?;
         }
         opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => {}

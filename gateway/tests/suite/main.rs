@@ -26,3 +26,4 @@ mod restart;
 mod resume;
 mod rig;
 mod start;
+mod traced;
