@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 
@@ -95,6 +96,7 @@ impl View {
             slow: Arc::clone(slow),
             owner: options.owner,
             known: Known::default(),
+            given_up: AtomicUsize::new(0),
         };
         let (transport, server) = match rings_for(options.transport)? {
             Some(ready) => (Transport::Uring, uring::serve(ready, requests, connection)?),

@@ -325,6 +325,13 @@ impl Recorder {
         }
     }
 
+    /// Says that the kernel knows an inode no more: its path is put together again when it is needed.
+    pub(crate) fn forgotten(&self, ino: Ino) {
+        if self.mode != TraceMode::Off {
+            self.paths.lock().forgotten(ino);
+        }
+    }
+
     /// Says that a process has become another program.
     pub(crate) fn executed(&self, pid: u32) {
         self.processes.forget(pid);

@@ -14,6 +14,7 @@ mod corners;
 mod crash;
 mod export;
 mod fixture;
+mod forgetting;
 mod import;
 mod import_again;
 mod import_disturbed;
