@@ -88,6 +88,16 @@ impl View {
             // They show their old names and attributes, until they are given back.
             tracing::warn!(%error, "inodes that others removed keep their names");
         }
+        let (before, after) = (old.upper().lower(), tree.upper().lower());
+        // What the kernel knows is held in the layer that is shown.
+        for ino in before
+            .held()
+            .into_iter()
+            .filter(|ino| self.known.knows(*ino))
+        {
+            after.hold(ino);
+            before.release(ino);
+        }
         self.trees.replace(&mut shown, Arc::clone(&tree), left);
         self.recorder().go_over(Arc::clone(tree.upper()));
         drop(shown);

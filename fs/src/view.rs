@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 
@@ -64,6 +65,7 @@ pub struct View {
     pub(crate) trees: Arc<Trees>,
     recorder: Arc<Recorder>,
     pub(crate) notifier: Arc<Notifier>,
+    pub(crate) known: Arc<Known>,
     transport: Transport,
     server: Server,
 }
@@ -127,10 +129,12 @@ impl View {
         let trees = Arc::clone(&requests.trees);
         let recorder = Arc::clone(&requests.recorder);
         let notifier = Arc::clone(&requests.notifier);
+        let known = Arc::clone(&requests.known);
         Ok(View {
             trees,
             recorder,
             notifier,
+            known,
             transport,
             server: Server::new(serve(requests)?),
         })
@@ -205,7 +209,8 @@ fn requests(
         notifier: Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?)),
         slow: Arc::clone(slow),
         owner: options.owner,
-        known: Known::default(),
+        known: Arc::default(),
+        given_up: AtomicUsize::new(0),
     })
 }
 

@@ -373,6 +373,13 @@ impl Recorder {
         }
     }
 
+    /// Says that the kernel knows an inode no more: its path is put together again when it is needed.
+    pub(crate) fn forgotten(&self, ino: Ino) {
+        if self.mode != TraceMode::Off {
+            self.paths.lock().forgotten(ino);
+        }
+    }
+
     /// Says that the view shows another upper from now on.
     pub(crate) fn go_over(&self, upper: Arc<Upper>) {
         let mut paths = self.paths.lock();

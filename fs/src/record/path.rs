@@ -5,6 +5,11 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use sandstack_store::{Ino, Kind, Name, ROOT_INO, RelPath, Slot, Upper};
 
+/// Room that is kept when nearly all paths are forgotten.
+const KEPT: usize = 64;
+/// Most paths of a kind that are remembered; with more, all are put together anew.
+const MOST: usize = 50_000;
+
 #[derive(Default)]
 pub(super) struct Paths {
     directories: FxHashMap<Ino, Arc<RelPath>>,
@@ -37,6 +42,13 @@ impl Paths {
         paths
     }
 
+    pub(super) fn forgotten(&mut self, ino: Ino) {
+        self.files.remove(&ino);
+        self.directories.remove(&ino);
+        give_room_back(&mut self.files);
+        give_room_back(&mut self.directories);
+    }
+
     pub(super) fn entry(&mut self, upper: &Upper, parent: Ino, name: &Name) -> Arc<RelPath> {
         Arc::new(self.directory(upper, parent).join(name))
     }
@@ -57,7 +69,7 @@ impl Paths {
             None => self.directory(upper, ino),
             Some((parent, name)) => Arc::new(self.directory(upper, parent).join(&name)),
         };
-        self.files.insert(ino, Arc::clone(&path));
+        remember(&mut self.files, ino, &path);
         path
     }
 
@@ -76,7 +88,21 @@ impl Paths {
             .flatten()
             .unwrap_or_default();
         let path = Arc::new(path);
-        self.directories.insert(ino, Arc::clone(&path));
+        remember(&mut self.directories, ino, &path);
         path
+    }
+}
+
+fn remember(paths: &mut FxHashMap<Ino, Arc<RelPath>>, ino: Ino, path: &Arc<RelPath>) {
+    if paths.len() >= MOST {
+        paths.clear();
+    }
+    paths.insert(ino, Arc::clone(path));
+}
+
+/// Of a map in which nearly nothing is left.
+fn give_room_back(paths: &mut FxHashMap<Ino, Arc<RelPath>>) {
+    if paths.capacity() > KEPT && paths.len() < paths.capacity() / 8 {
+        paths.shrink_to(KEPT.max(paths.len() * 2));
     }
 }

@@ -28,12 +28,12 @@ impl Requests {
             // Without a name it is about to go: the kernel has given it back, or would not ask.
             Ok(found) if matches!(name, b"." | b"..") && found.nlink == 0 => Ok(None),
             Ok(found) if matches!(name, b"." | b"..") => {
-                self.known.told(found.ino);
+                self.told(&found);
                 Ok(Some(self.owned(found)))
             }
             Err(Error::NotFound) if matches!(name, b"." | b"..") => Ok(None),
             Ok(found) => {
-                self.known.told(found.ino);
+                self.told(&found);
                 self.recorder.named_if_changed(&tree, &found, parent, name);
                 self.recorder
                     .entry(caller.pid, parent, name, AccessKind::Lookup, 0);
@@ -67,7 +67,7 @@ impl Requests {
             .trees
             .of(parent)
             .create(caller, parent, name, mode, node)?;
-        self.known.told(made.ino);
+        self.told(&made);
         self.recorder.named(made.ino, parent, name);
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Create, 0);
@@ -164,7 +164,7 @@ impl Requests {
         name: &[u8],
     ) -> Result<Attributes> {
         let found = self.trees.of(parent).link(ino, parent, name)?;
-        self.known.told(ino);
+        self.told(&found);
         self.recorder.named(ino, parent, name);
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Link, 0);
@@ -189,7 +189,7 @@ impl Requests {
                 let taken = wanted(name, &self.owned(*found), next);
                 // A listing with attributes is a look-up of each entry; but of `.` and `..`.
                 if taken && attributes && next > 2 {
-                    self.known.told(found.ino);
+                    self.told(found);
                 }
                 taken
             })

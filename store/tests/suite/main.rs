@@ -16,6 +16,7 @@ mod corners;
 mod crash;
 mod export;
 mod fixture;
+mod forgetting;
 mod gate;
 mod import;
 mod import_again;
