@@ -380,11 +380,13 @@ impl Recorder {
         }
     }
 
-    /// Says that the view shows another upper from now on.
-    pub(crate) fn go_over(&self, upper: Arc<Upper>) {
+    /// Says that the view shows another upper from now on. `left` are inodes that it lacks: they keep
+    /// the paths that they had.
+    pub(crate) fn go_over(&self, upper: Arc<Upper>, left: &[Ino]) {
         let mut paths = self.paths.lock();
-        *paths = Paths::of(&upper);
-        *self.upper.write() = upper;
+        let mut shown = self.upper.write();
+        paths.go_over(&shown, &upper, left);
+        *shown = upper;
     }
 
     /// `offset` if the call is to be recorded by itself, too.
