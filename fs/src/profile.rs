@@ -53,8 +53,9 @@ impl TraceMode {
                  the same path are not seen."
             }
             TraceMode::Exact => {
-                "exact: every open, read and write call and every change, with its command and process; loads \
-                 through a mapping are seen at first touch; repeated look-ups are not seen."
+                "exact: every open, listing, read and write call and every change, with its command and process, \
+                 reads and writes with offset and length; loads through a mapping and what is sent within the \
+                 kernel (sendfile, splice) are seen page by page at first touch; repeated look-ups are not seen."
             }
         }
     }

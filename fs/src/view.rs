@@ -17,8 +17,10 @@ use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
 use crate::requests::{Known, MAX_TRANSFER, Requests};
+use crate::server::Server;
 use crate::transport::Transport;
 use crate::tree::Tree;
+use crate::trees::Trees;
 use crate::uring;
 
 /// Threads that do what waits for the disk, for all views of a process together.
@@ -60,16 +62,17 @@ impl Default for ViewOptions {
 
 /// A tree that is being served. It ends when the last mount of the connection is gone.
 pub struct View {
-    tree: Arc<Tree>,
+    pub(crate) trees: Arc<Trees>,
     recorder: Arc<Recorder>,
-    notifier: Arc<Notifier>,
+    pub(crate) notifier: Arc<Notifier>,
+    pub(crate) known: Arc<Known>,
     transport: Transport,
-    server: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    server: Server,
 }
 
 impl fmt::Debug for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View").field("tree", &self.tree).finish()
+        f.debug_struct("View").field("tree", &self.tree()).finish()
     }
 }
 
@@ -87,30 +90,53 @@ impl View {
         slow: &Arc<SlowPool>,
         options: &ViewOptions,
     ) -> io::Result<View> {
-        let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
-        let requests = Requests {
-            tree: Arc::clone(&tree),
-            recorder: Arc::clone(&recorder),
-            notifier: Arc::clone(&notifier),
-            profile: Profile::from(recorder.mode()),
-            slow: Arc::clone(slow),
-            owner: options.owner,
-            known: Known::default(),
-            given_up: AtomicUsize::new(0),
-        };
-        let (transport, server) = match rings_for(options.transport)? {
-            Some(ready) => (Transport::Uring, uring::serve(ready, requests, connection)?),
-            None => (
-                Transport::Fuse,
-                serve_with_fuser(requests, connection, options.threads)?,
-            ),
-        };
+        let requests = requests(tree, recorder, &connection, slow, options)?;
+        match rings_for(options.transport)? {
+            Some(ready) => View::of(requests, Transport::Uring, |requests| {
+                uring::serve(ready, requests, connection)
+            }),
+            None => View::of(requests, Transport::Fuse, |requests| {
+                serve_with_fuser(requests, connection, options.threads)
+            }),
+        }
+    }
+
+    /// Goes on serving a connection that an earlier process has served over `/dev/fuse`, in the same
+    /// trace mode and of the same upper, and left without an end: processes that wait for an answer
+    /// get it now. `tree` is a [`Tree::resumed`].
+    ///
+    /// # Errors
+    /// The kernel cannot ask again for what was not answered (before Linux 6.9), or a thread cannot
+    /// be started.
+    pub fn resume(
+        tree: Arc<Tree>,
+        recorder: Arc<Recorder>,
+        connection: OwnedFd,
+        slow: &Arc<SlowPool>,
+        options: &ViewOptions,
+    ) -> io::Result<View> {
+        let requests = requests(tree, recorder, &connection, slow, options)?;
+        View::of(requests, Transport::Fuse, |requests| {
+            uring::resume(requests, connection)
+        })
+    }
+
+    fn of(
+        requests: Requests,
+        transport: Transport,
+        serve: impl FnOnce(Requests) -> io::Result<JoinHandle<io::Result<()>>>,
+    ) -> io::Result<View> {
+        let trees = Arc::clone(&requests.trees);
+        let recorder = Arc::clone(&requests.recorder);
+        let notifier = Arc::clone(&requests.notifier);
+        let known = Arc::clone(&requests.known);
         Ok(View {
-            tree,
+            trees,
             recorder,
             notifier,
+            known,
             transport,
-            server: Mutex::new(Some(server)),
+            server: Server::new(serve(requests)?),
         })
     }
 
@@ -119,9 +145,17 @@ impl View {
         self.transport
     }
 
+    /// A copy of its connection's descriptor, for whoever keeps it ([`View::resume`]).
+    ///
+    /// # Errors
+    /// There are too many descriptors.
+    pub fn connection(&self) -> io::Result<OwnedFd> {
+        self.notifier.connection().try_clone()
+    }
+
     /// What is served.
-    pub fn tree(&self) -> &Arc<Tree> {
-        &self.tree
+    pub fn tree(&self) -> Arc<Tree> {
+        self.trees.current()
     }
 
     /// Its record.
@@ -132,39 +166,52 @@ impl View {
     /// File operations by path, of which the kernel is told. `workspace_root` is where the view is
     /// mounted, for absolute symlinks. Not to be used by a thread that serves the view.
     pub fn files(&self, workspace_root: &[u8]) -> Files {
-        Files::new(Arc::clone(&self.tree), workspace_root)
+        Files::new(self.tree(), workspace_root)
             .with_notifier(Arc::clone(&self.notifier))
             .with_recorder(Arc::clone(&self.recorder))
     }
 
-    /// Whether it is still served: false once the last mount is gone, or the connection broke.
+    /// Whether it is still served: false once the last mount is gone or the connection broke, if
+    /// nobody waits for it in [`View::join`]; otherwise once that is done.
     pub fn is_served(&self) -> bool {
-        self.server
-            .lock()
-            .as_ref()
-            .is_some_and(|server| !server.is_finished())
+        self.server.is_running()
     }
 
-    /// Waits until the last mount is gone, then ends the record. A second call returns at once.
+    /// Waits until the last mount is gone, then ends the record. Whoever else calls it meanwhile
+    /// waits as long; afterwards it returns at once.
     ///
     /// # Errors
-    /// The connection broke.
+    /// The connection broke; that is told to one caller alone.
     pub fn join(&self) -> io::Result<()> {
-        let server = self.server.lock().take();
-        let served = match server {
-            None => Ok(()),
-            Some(server) => server
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("the view's thread panicked"))),
-        };
-        if let Err(error) = self.tree.drop_nameless() {
-            tracing::error!(%error, "inodes without names could not be dropped");
-        }
-        if let Err(error) = self.recorder.end() {
-            tracing::error!(%error, "the record of accesses could not be ended");
-        }
-        served
+        self.server.join(|| {
+            if let Err(error) = self.tree().drop_nameless() {
+                tracing::error!(%error, "inodes without names could not be dropped");
+            }
+            if let Err(error) = self.recorder.end() {
+                tracing::error!(%error, "the record of accesses could not be ended");
+            }
+        })
     }
+}
+
+/// What a view does with what the kernel asks.
+fn requests(
+    tree: Arc<Tree>,
+    recorder: Arc<Recorder>,
+    connection: &OwnedFd,
+    slow: &Arc<SlowPool>,
+    options: &ViewOptions,
+) -> io::Result<Requests> {
+    Ok(Requests {
+        trees: Arc::new(Trees::new(tree)),
+        profile: Profile::from(recorder.mode()),
+        recorder,
+        notifier: Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?)),
+        slow: Arc::clone(slow),
+        owner: options.owner,
+        known: Arc::default(),
+        given_up: AtomicUsize::new(0),
+    })
 }
 
 /// What a view over io_uring needs. `None`: it is to be served over `/dev/fuse`.
@@ -195,7 +242,9 @@ fn serve_with_fuser(
     ALLOCATION.call_once(keep_buffers_apart);
     let mut config = Config::default();
     config.n_threads = Some(threads.clamp(1, 16));
-    config.clone_fd = threads > 1;
+    // What a thread has read and not answered is lost with a descriptor of its own; with the one
+    // that is kept elsewhere, the kernel can be made to ask again.
+    config.clone_fd = false;
     // Who may use the mount is the kernel's to check, by the mount's options.
     let adapter = Adapter { requests };
     let session = Session::from_fd(adapter, connection, SessionACL::All, config)?;

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use sandstack_fs::Transport;
 use serde::Deserialize;
 
 /// Everything that `serve` needs to know.
@@ -41,6 +42,8 @@ pub struct Host {
 pub struct Settings {
     /// Limits.
     pub limits: Limits,
+    /// The views of sessions.
+    pub views: ViewSettings,
     /// The local provider.
     pub local: LocalSettings,
     /// The Docker provider.
@@ -64,6 +67,8 @@ pub struct Limits {
     pub events: u64,
     /// Traces kept. Default 2000.
     pub traces: u64,
+    /// Access records kept for each sandbox, in rows; the oldest sessions' go first. Default 20,000,000.
+    pub access_rows: u64,
     /// Files that a project may have. Default 4,000,000.
     pub base_files: u64,
 }
@@ -77,7 +82,37 @@ impl Default for Limits {
             ended_commands: 1000,
             events: 100_000,
             traces: 2000,
+            access_rows: 20_000_000,
             base_files: 4_000_000,
+        }
+    }
+}
+
+/// The views of sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ViewSettings {
+    /// How the kernel's requests come: `uring` (fastest, where the host allows it), `fuse` (over
+    /// `/dev/fuse`: what runs in a session goes on when the gateway is killed), or `auto`: `uring` where
+    /// it can be had. Default `auto`.
+    transport: Option<TransportName>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum TransportName {
+    Auto,
+    Fuse,
+    Uring,
+}
+
+impl ViewSettings {
+    /// How the kernel's requests come.
+    pub fn transport(&self) -> Transport {
+        match self.transport {
+            None | Some(TransportName::Auto) => Transport::Auto,
+            Some(TransportName::Fuse) => Transport::Fuse,
+            Some(TransportName::Uring) => Transport::Uring,
         }
     }
 }

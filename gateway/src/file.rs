@@ -338,6 +338,11 @@ impl Gateway {
                 .blocking(move || Ok(show_blame(&path, &sandbox.stack()?.blame(layer, &path)?)))
                 .await;
         }
+        if let Some(id) = &session {
+            let session = self.session_of(context, &sandbox_id, id)?;
+            let _gate = session.enter().await?;
+            self.settle_writers(&session).await;
+        }
         let (blame, _) = self
             .with_files(context, &sandbox_id, session.as_ref(), move |place| {
                 let failed = |error| Failure::of_path(error, &request.path.0);
@@ -361,7 +366,7 @@ impl Gateway {
                             .read(&request.path.0, 0, MAX_EDITED as usize)
                             .map_err(failed)?;
                         stack.blame_live(
-                            base,
+                            &place.upper,
                             &info.path,
                             &bytes,
                             Owner::Session(id.to_string()),
@@ -557,7 +562,7 @@ fn show_run(run: &BlameRun) -> BlameRange {
         owner: run.owner.to_string(),
         session_name: published.and_then(|layer| layer.session_name.clone()),
         layer: layer.map(|layer| show::layer_id(layer.id)),
-        command_session_id: None::<CommandId>,
+        command_session_id: (run.command.as_deref()).and_then(|id| CommandId::new(id).ok()),
         request_id: published
             .and_then(|layer| layer.request_id.as_deref())
             .and_then(|id| RequestId::new(id).ok()),

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock};
 use sandstack_api::management::SandboxState;
 use sandstack_api::runtime::SessionState;
 use sandstack_api::{CommandId, ErrorCode, RequestId, SandboxId, SessionId};
-use sandstack_fs::{Commands, SlowPool, View};
+use sandstack_fs::{Commands, FilesystemNumber, SlowPool, View};
 use sandstack_holder::Client;
 use sandstack_store::{LayerId, Lease, Stack, StackId, Store, Upper};
 use serde_json::Value;
@@ -74,6 +74,8 @@ pub(crate) struct Session {
     pub(crate) place: RwLock<Place>,
     /// The view; taken when the session ends.
     pub(crate) view: Mutex<Option<Arc<View>>>,
+    /// The filesystem whose mount is given up, until its view has ended.
+    pub(crate) unmounted: Mutex<Option<FilesystemNumber>>,
     /// The view's mount, to flush it; taken when the session ends, or it would live on.
     pub(crate) mount: Mutex<Option<std::os::fd::OwnedFd>>,
     /// Which mount namespace is which command.
@@ -84,8 +86,12 @@ pub(crate) struct Session {
     pub(crate) gate: tokio::sync::RwLock<Gate>,
     /// When it was last used, in Unix milliseconds.
     pub(crate) used_at: AtomicU64,
+    /// Held while it is looked at what its commands wrote.
+    pub(crate) settling: Mutex<()>,
     /// What was last found to be changed, and at which generation of the upper.
     pub(crate) changes: Mutex<Option<(u64, Arc<ChangedPaths>)>>,
+    /// What it had before it went over to newer layers, as far as it is not released.
+    pub(crate) retired: Mutex<Vec<crate::rebase::Retired>>,
 }
 
 /// Where the changes of a session are.
@@ -151,6 +157,7 @@ impl Gateway {
     pub(crate) fn open(config: Config, runtime: tokio::runtime::Handle) -> Result<Arc<Gateway>> {
         let store = Store::open(&config.store_dir())?;
         let limits = config.settings.limits.clone();
+        store.access_log().keep_rows(limits.access_rows);
         Ok(Arc::new(Gateway {
             tokens: Tokens::open(&store, &config.state_dir)?,
             events: EventLog::open(&store, limits.events)?,

@@ -11,6 +11,7 @@
 //!   again. So a restart finds everything.
 //! - A library never reads the environment: the binary hands over a [`Config`].
 
+mod activity;
 mod attach;
 mod auth;
 mod cgroup;
@@ -30,6 +31,7 @@ mod observe;
 mod page;
 mod provider;
 mod publish;
+mod rebase;
 mod recover;
 mod replay;
 mod rows;
@@ -39,6 +41,8 @@ mod session;
 mod show;
 mod span;
 mod upkeep;
+mod view;
+mod writers;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,25 +1,20 @@
-//! Observability: snapshots, traces, events, layers, file activity. Reads, and changes nothing.
+//! Observability: snapshots, traces, events, layers. Reads, and changes nothing.
 
 use std::fs;
 use std::sync::Arc;
 
 use sandstack_api::observability::{
-    Activity, CommandSummary, Events, EventsReply, Exactness, FileActivity, FileActivityReply, Gap,
-    GatewaySnapshot, Layerstack, LayerstackReply, LeaseRecord, SandboxSnapshot, Snapshot,
-    SnapshotReply, Trace, TraceReply,
+    CommandSummary, Events, EventsReply, GatewaySnapshot, Layerstack, LayerstackReply, LeaseRecord,
+    SandboxSnapshot, Snapshot, SnapshotReply, Trace, TraceReply,
 };
 use sandstack_api::runtime::CommandStatus;
-use sandstack_api::{ApiError, Blob, CommandId, ErrorCode, OperationName, SessionId};
-use sandstack_fs::TraceMode;
-use sandstack_store::{AccessFilter, AccessRow, RelPath};
+use sandstack_api::{ApiError, ErrorCode, OperationName, SessionId};
 
 use crate::clock::now_unix_ms;
 use crate::command::cut;
 use crate::event::EventFilter;
 use crate::failure::{Failure, Result};
-use crate::file::compile_glob;
 use crate::gateway::{Context, Gateway, Sandbox};
-use crate::page::Page;
 use crate::sandbox::page_limit;
 use crate::show;
 
@@ -245,127 +240,4 @@ impl Gateway {
         })
         .await
     }
-
-    pub(crate) async fn file_activity(
-        self: &Arc<Self>,
-        context: &Context,
-        request: FileActivity,
-    ) -> Result<FileActivityReply> {
-        let sandbox = self.sandbox(context, &request.sandbox_id)?;
-        let limit = page_limit(request.limit)?;
-        let glob = request.glob.as_deref().map(compile_glob).transpose()?;
-        let path = match &request.path {
-            None => None,
-            Some(path) => Some(
-                RelPath::parse(&path.0)
-                    .map_err(|error| Failure::invalid(format!("path: {error}")))?,
-            ),
-        };
-        let only = request.workspace_session_id.clone();
-        let filter = AccessFilter {
-            lease: None,
-            path,
-            command: request.command_session_id.as_ref().map(ToString::to_string),
-            pid: request.pid,
-            kinds: request
-                .kinds
-                .iter()
-                .map(|kind| show::store_access_kind(*kind))
-                .collect(),
-            since_unix_ms: request.since_ms,
-            until_unix_ms: request.until_ms,
-        };
-        let store = self.store.clone();
-        self.blocking(move || {
-            // What is not written yet is part of the answer.
-            for session in sandbox.sessions_newest_first() {
-                if let Some(view) = session.view.lock().clone() {
-                    view.recorder().flush()?;
-                }
-            }
-            let mut answer = store.access_log().query(sandbox.stack()?.id(), &filter)?;
-            answer.rows.retain(|row| {
-                only.as_ref()
-                    .is_none_or(|only| *row.session == *only.as_ref())
-                    && glob
-                        .as_ref()
-                        .is_none_or(|glob| glob.is_match(as_path(&row.path)))
-            });
-            answer.gaps.retain(|gap| {
-                only.as_ref()
-                    .is_none_or(|only| gap.session == only.as_ref())
-            });
-            let page = Page::cut(answer.rows, limit, request.page_token.as_deref(), row_key)?;
-            Ok(FileActivityReply {
-                rows: page.rows.into_iter().filter_map(activity).collect(),
-                next_page_token: page.next,
-                exactness: answer
-                    .modes
-                    .iter()
-                    .filter_map(|mode| exactness(mode))
-                    .collect(),
-                dropped: 0,
-                gaps: answer
-                    .gaps
-                    .into_iter()
-                    .filter_map(|gap| {
-                        Some(Gap {
-                            workspace_session_id: SessionId::new(&gap.session).ok()?,
-                            from_unix_ms: gap.from_unix_ms,
-                            to_unix_ms: gap.to_unix_ms,
-                            reason: gap.reason,
-                        })
-                    })
-                    .collect(),
-                sampled_at_unix_ms: now_unix_ms(),
-                errors: Vec::new(),
-            })
-        })
-        .await
-    }
-}
-
-fn as_path(path: &RelPath) -> &std::path::Path {
-    use std::os::unix::ffi::OsStrExt;
-    std::path::Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()))
-}
-
-/// What tells a row of file activity from all others.
-fn row_key(row: &AccessRow) -> String {
-    format!(
-        "{}|{:?}|{}|{}|{}|{}",
-        row.path.as_bytes().escape_ascii(),
-        row.kind,
-        row.session,
-        row.actor.command.as_deref().unwrap_or_default(),
-        row.actor.pid.unwrap_or(0),
-        row.first_unix_ms
-    )
-}
-
-fn activity(row: AccessRow) -> Option<Activity> {
-    Some(Activity {
-        path: show::path(&row.path),
-        kind: show::access_kind(row.kind),
-        workspace_session_id: SessionId::new(&row.session).ok()?,
-        command_session_id: row
-            .actor
-            .command
-            .as_deref()
-            .and_then(|id| CommandId::new(id).ok()),
-        pid: row.actor.pid,
-        program: row.actor.program.clone().map(Blob),
-        count: row.count,
-        bytes: row.bytes,
-        first_unix_ms: row.first_unix_ms,
-        last_unix_ms: row.last_unix_ms,
-    })
-}
-
-fn exactness(mode: &str) -> Option<Exactness> {
-    let mode: TraceMode = mode.parse().ok()?;
-    Some(Exactness {
-        trace_mode: show::api_trace_mode(mode),
-        statement: mode.statement().to_owned(),
-    })
 }

@@ -54,8 +54,12 @@ mod text;
 mod upper;
 mod usage;
 mod verify;
+mod writers;
 
-pub use access::{AccessAnswer, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, Gap};
+pub use access::{
+    AccessAnswer, AccessCall, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, CallMark,
+    CallPage, Gap, Parent, PathMatch, RowMark, RowPage,
+};
 pub use blame::{BlameRun, FileBlame};
 pub use collect::Collected;
 pub use compare::{PathChange, compare};
@@ -86,7 +90,7 @@ pub use store::{Store, StoreOptions};
 pub use text::{is_text, unified_diff};
 pub use upper::{
     Attributes, Attrs, BLOCK, Budget, Entry, Extents, FileBody, Inode, InodeBody, ListedEntry,
-    NewBody, Place, Record, Run, Seek, Slot, State, Transaction, Upper,
+    NewBody, Place, Record, Run, Seek, Slot, State, Transaction, Upper, for_request,
 };
 pub use usage::{LeaseUsage, StackUsage, StoreUsage};
 pub use verify::Verified;

@@ -272,6 +272,14 @@ impl Lower {
         *self.shard(ino).write().holders.entry(ino).or_default() += 1;
     }
 
+    /// The directories that are held, by whatever view, in no order.
+    pub fn held(&self) -> Vec<Ino> {
+        let shards = self.shards.iter();
+        shards
+            .flat_map(|shard| shard.read().holders.keys().copied().collect::<Vec<_>>())
+            .collect()
+    }
+
     /// Says that a view that has ended knows inode `ino` no more. What is indexed stays.
     pub fn release(&self, ino: Ino) {
         self.let_go(ino);
@@ -388,8 +396,43 @@ impl Lower {
         Ok(())
     }
 
+    /// Reads the directories that `other`, an earlier layer, has read. Who knew inodes of that one by
+    /// number finds them in this one, and not by a walk.
+    ///
+    /// # Errors
+    /// As reading an object.
+    pub(crate) fn load_as(&self, other: &Lower) -> Result<()> {
+        let Body::Directory { tree, .. } = self.root_node.body else {
+            return Ok(());
+        };
+        let mut pending = vec![(ROOT_INO, tree)];
+        while let Some((ino, tree)) = pending.pop() {
+            let Some(known) = other.shard(ino).read().directories.get(&ino).cloned() else {
+                continue;
+            };
+            let directory = match other.node(ino)?.map(|node| node.body) {
+                Some(Body::Directory { tree: same, .. }) if same == tree => {
+                    self.keep_directory(ino, known)
+                }
+                _ => self.load_directory(ino, &tree)?,
+            };
+            for (_, entry) in directory.iter() {
+                if let DirectoryEntry::Node(node) = entry
+                    && let Body::Directory { tree, .. } = node.body
+                {
+                    pending.push((node.meta.ino, tree));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn load_directory(&self, ino: Ino, tree: &Digest) -> Result<Arc<Directory>> {
         let directory = Arc::new(load_directory(&self.objects, tree)?);
+        Ok(self.keep_directory(ino, directory))
+    }
+
+    fn keep_directory(&self, ino: Ino, directory: Arc<Directory>) -> Arc<Directory> {
         let _nothing_is_given_up = self.loading.read();
         for index in 0..directory.len() {
             let (child, _) = directory.identity(index);
@@ -406,7 +449,7 @@ impl Lower {
             self.loaded.fetch_add(directory.len(), Ordering::Relaxed);
             directory
         });
-        Ok(Arc::clone(kept))
+        Arc::clone(kept)
     }
 }
 

@@ -59,14 +59,22 @@ impl Store {
         };
         verifier.objects()?;
         for id in self.stack_ids()? {
-            match self.stack(id).and_then(|stack| verifier.stack(&stack)) {
-                // It was destroyed in between.
-                Ok(()) | Err(Error::NoStack(_)) => {}
-                Err(error) => verifier.problem(format!("stack {id}: {error}")),
+            let before = verifier.found.problems.len();
+            if let Err(error) = self.stack(id).and_then(|stack| verifier.stack(&stack)) {
+                verifier.problem(format!("stack {id}: {error}"));
+            }
+            // What was destroyed meanwhile has no problems.
+            if !self.stack_ids()?.contains(&id) {
+                verifier.found.problems.truncate(before);
             }
         }
         for lease in self.all_leases()? {
+            let before = verifier.found.problems.len();
             verifier.lease(&lease);
+            // Nor has what was released, or is about to be.
+            if let Err(Error::NoLease(_)) = self.lease(lease.id()) {
+                verifier.found.problems.truncate(before);
+            }
         }
         verifier.blame()?;
         Ok(verifier.found)
@@ -99,27 +107,54 @@ impl Verifier<'_> {
                 }
                 Err(error) => return Err(error),
             };
-            // An object that is collected meanwhile is no problem.
-            let gone = || Ok::<bool, Error>(!objects.is_recorded(&digest)?);
-            if let Err(detail) = check_object(self.store, &digest, place, &mut buffer)
-                && !gone()?
-            {
-                self.damaged.insert(digest);
-                self.found
-                    .problems
-                    .push(format!("object {digest}: {detail}"));
+            let Some(place) = self.object(&digest, place, &mut buffer)? else {
                 continue;
-            }
+            };
             self.found.objects += 1;
             self.found.bytes += place.length();
         }
         Ok(())
     }
 
+    /// Checks an object that was found to lie at `place`. Returns where it lies, if it is as it should
+    /// be: one that is collected meanwhile is no problem, and may be stored again elsewhere.
+    fn object(
+        &mut self,
+        digest: &Digest,
+        mut place: Place,
+        buffer: &mut [u8],
+    ) -> Result<Option<Place>> {
+        let mut again = false;
+        loop {
+            let Err(detail) = check_object(self.store, digest, place, buffer) else {
+                return Ok(Some(place));
+            };
+            match self.store.objects().recorded(digest)? {
+                None => return Ok(None),
+                // A blob file that came back is in the same place.
+                Some(now) if now != place || !again => {
+                    again = now == place;
+                    place = now;
+                }
+                Some(_) => {
+                    self.damaged.insert(*digest);
+                    self.problem(format!("object {digest}: {detail}"));
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
     fn stack(&mut self, stack: &Stack) -> Result<()> {
-        let (head, count, mut layers) = {
+        // The layers of this moment stay while they are looked at, whatever is squashed meanwhile.
+        let (head, count, mut layers, _pins) = {
             let gate = stack.inner().gate.lock();
-            (gate.head, gate.layers, stack.layers(usize::MAX)?)
+            let layers = stack.layers(usize::MAX)?;
+            let pins: Vec<_> = layers
+                .iter()
+                .map(|layer| self.store.objects().pin_root(layer.root))
+                .collect();
+            (gate.head, gate.layers, layers, pins)
         };
         let id = stack.id();
         layers.reverse();
@@ -148,51 +183,67 @@ impl Verifier<'_> {
                 ));
             }
             before = Some(layer.id);
-            self.changes(stack, layer);
+            self.changes(stack, layer)?;
         }
-        self.reachable(stack, &layers)?;
+        self.reachable(stack, &layers);
         if let Some(layer) = layers.last() {
-            let _pin = self.store.objects().pin_root(layer.root);
             self.layer(
                 &format!("layer {} of stack {id}", layer.id),
                 layer.root,
                 Some(layer),
             );
         }
-        let imported = stack.last_import()?;
-        for root in [imported.host, imported.numbered] {
-            self.layer(&format!("the newest import of stack {id}"), root, None);
-        }
-        Ok(())
+        self.newest_import(stack)
     }
 
-    fn changes(&mut self, stack: &Stack, layer: &LayerRecord) {
-        let (id, number) = (layer.id, stack.id());
-        match stack.layer_changes(id) {
-            Err(error) => self.problem(format!("layer {id} of stack {number}: {error}")),
-            Ok(changes) => {
-                // A base has no list.
-                if layer.parent.is_some() && changes.len() as u64 != layer.changed_paths {
-                    self.problem(format!(
-                        "layer {id} of stack {number}: it counts {} changed paths and lists {}",
-                        layer.changed_paths,
-                        changes.len()
-                    ));
+    fn newest_import(&mut self, stack: &Stack) -> Result<()> {
+        loop {
+            let imported = stack.last_import()?;
+            let roots = [imported.host, imported.numbered];
+            let _pins = roots.map(|root| self.store.objects().pin_root(root));
+            // Pinned while it was still the newest, and so while it was kept anyway.
+            if stack.last_import()? == imported {
+                let name = format!("the newest import of stack {}", stack.id());
+                for root in roots {
+                    self.layer(&name, root, None);
                 }
+                return Ok(());
             }
         }
     }
 
-    /// That every layer reaches only what is there.
-    fn reachable(&mut self, stack: &Stack, layers: &[LayerRecord]) -> Result<()> {
+    fn changes(&mut self, stack: &Stack, layer: &LayerRecord) -> Result<()> {
+        let (id, number) = (layer.id, stack.id());
+        let problem = match stack.layer_changes(id) {
+            Err(error) => format!("layer {id} of stack {number}: {error}"),
+            // A base has no list.
+            Ok(changes)
+                if layer.parent.is_some() && changes.len() as u64 != layer.changed_paths =>
+            {
+                format!(
+                    "layer {id} of stack {number}: it counts {} changed paths and lists {}",
+                    layer.changed_paths,
+                    changes.len()
+                )
+            }
+            Ok(_) => return Ok(()),
+        };
+        // The list goes with a layer that another squash replaces meanwhile.
+        if stack.has_layer(id)? {
+            self.problem(problem);
+        }
+        Ok(())
+    }
+
+    /// That every layer reaches only what is there. They are pinned.
+    fn reachable(&mut self, stack: &Stack, layers: &[LayerRecord]) {
         let mut marks = Marks::default();
-        let mut problems = Vec::new();
         let objects = self.store.objects();
         for layer in layers {
             let name = format!("layer {} of stack {}", layer.id, stack.id());
             let result = marks.add_layer(objects, &layer.root, &mut |digest| {
                 if !objects.is_recorded(digest)? {
-                    problems.push(format!(
+                    self.found.problems.push(format!(
                         "{name}: object {digest}, which it reaches, is missing"
                     ));
                 }
@@ -200,15 +251,9 @@ impl Verifier<'_> {
             });
             match result {
                 Ok(()) => self.found.layers += 1,
-                Err(error) if stack.layer(layer.id).is_ok() => {
-                    problems.push(format!("{name}: {error}"));
-                }
-                // A squash took it out of the history meanwhile.
-                Err(_) => {}
+                Err(error) => self.problem(format!("{name}: {error}")),
             }
         }
-        self.found.problems.append(&mut problems);
-        Ok(())
     }
 
     /// Checks one layer whole: counts, numbers, links, the hash of every file.

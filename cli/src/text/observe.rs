@@ -164,7 +164,7 @@ pub(crate) fn file_activity(answer: &FileActivityReply, style: &Style) -> Answer
     let mut grid = Grid::new(
         style,
         &[
-            "PATH", "KIND", ">COUNT", ">BYTES", "SESSION", "COMMAND", "PROCESS", "LAST",
+            "PATH", "KIND", ">COUNT", ">OFFSET", ">BYTES", "SESSION", "COMMAND", "PROCESS", "LAST",
         ],
     );
     for row in &answer.rows {
@@ -178,6 +178,7 @@ pub(crate) fn file_activity(answer: &FileActivityReply, style: &Style) -> Answer
             cell(escaped(&row.path.0)),
             kind(row.kind),
             cell(units::count(row.count)),
+            maybe(row.offset),
             maybe(bytes),
             cell(row.workspace_session_id.as_str()),
             maybe(row.command_session_id.as_ref()),

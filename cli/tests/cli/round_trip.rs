@@ -219,8 +219,9 @@ prop_compose! {
         page_token in option::of(text()),
     ) -> FileActivity {
         FileActivity {
-            sandbox_id, path, glob, workspace_session_id, command_session_id, pid, kinds, since_ms,
+            sandbox_id, path, glob, digest: None, workspace_session_id, command_session_id, pid, kinds, since_ms,
             until_ms: None, limit, page_token,
+            calls: true,
         }
     }
 }

@@ -8,6 +8,7 @@ mod convert;
 mod filesystem;
 
 use fuser::Request;
+use sandstack_store::for_request;
 
 use crate::placement;
 use crate::requests::{Requests, guarded};
@@ -17,8 +18,18 @@ pub(crate) struct Adapter {
     pub(crate) requests: Requests,
 }
 
-/// Runs the handler of a request where its caller is.
-fn serve(request: &Request, operation: &'static str, handler: impl FnOnce()) {
-    placement::follow(request.pid());
-    guarded(operation, handler);
+impl Adapter {
+    /// Runs the handler of a request where its caller is.
+    fn serve(&self, request: &Request, operation: &'static str, handler: impl FnOnce()) {
+        placement::follow(request.pid());
+        let _entered = self.requests.trees.enter();
+        guarded(operation, handler);
+    }
+
+    /// The same for what is to be done once, however often it is asked.
+    fn serve_once(&self, request: &Request, operation: &'static str, handler: impl FnOnce()) {
+        self.serve(request, operation, || {
+            for_request(request.unique().0, handler);
+        });
+    }
 }

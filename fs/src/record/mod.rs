@@ -23,17 +23,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 use sandstack_store::{
-    AccessKind, AccessRow, Actor, Attributes, Ino, Kind, Name, RelPath, Result, Upper,
+    AccessCall, AccessKind, AccessRow, Actor, Attributes, Body, Digest, FileBody, Ino, InodeBody,
+    Kind, LeaseId, LeaseRecord, Name, Parent, RelPath, Result, Store, Upper,
 };
 
 use crate::profile::TraceMode;
 use crate::tree::Tree;
 use path::Paths;
-use process::Processes;
+use process::{Process, Processes};
 
 /// How long rows are folded before they are written.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
-/// Rows that may wait to be written. At about 200 bytes each a session holds 13 MB at most.
+/// Rows, and single calls, that may wait to be written. At about 200 bytes each a session holds 13 MB at
+/// most.
 const MAX_WAITING: usize = 64 << 10;
 
 /// Which mount namespace (by inode number) is which command. Shared by whoever starts commands and
@@ -84,23 +86,26 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// Who an access is noted for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Process {
-    /// 0 for the embedder itself.
-    pid: u32,
-    /// 0 if it is not known.
-    namespace: u64,
-    program: Option<Arc<[u8]>>,
-}
-
-type Key = (Arc<RelPath>, AccessKind, Arc<Process>);
+/// With what was opened or read, if the session has not changed it.
+type Key = (Arc<RelPath>, AccessKind, Arc<Process>, Option<Digest>);
 /// Keys hold names that a session's programs choose, so the hash has a seed; and every access is hashed.
 type Rows = HashMap<Key, Counts, foldhash::fast::RandomState>;
+
+/// One read or write.
+struct Call {
+    path: Arc<RelPath>,
+    kind: AccessKind,
+    process: Arc<Process>,
+    offset: u64,
+    length: u64,
+    at_unix_ms: u64,
+}
 
 #[derive(Default)]
 struct Waiting {
     rows: Rows,
+    /// In the order in which they were made; only of a mode that records each.
+    calls: Vec<Call>,
     /// Set when the recorder ends.
     ended: bool,
     /// Why the log refuses, since when it does.
@@ -117,7 +122,10 @@ struct Counts {
 
 /// Notes the accesses of one session.
 pub struct Recorder {
-    upper: Arc<Upper>,
+    /// What the view shows. The record stays under the lease that it began with.
+    upper: RwLock<Arc<Upper>>,
+    lease: LeaseRecord,
+    store: Store,
     session: Arc<str>,
     mode: TraceMode,
     commands: Arc<Commands>,
@@ -160,21 +168,18 @@ impl Recorder {
             writing: Mutex::default(),
             waiting: Mutex::default(),
             changed: Condvar::new(),
-            paths: Mutex::default(),
+            paths: Mutex::new(Paths::of(&upper)),
             processes: Processes::default(),
-            embedder: Arc::new(Process {
-                pid: 0,
-                namespace: 0,
-                program: None,
-            }),
+            embedder: Arc::new(Process::default()),
             own_pid: std::process::id(),
-            upper,
+            lease: upper.lease().clone(),
+            store: upper.stack().store().clone(),
+            upper: RwLock::new(upper),
         });
         if mode == TraceMode::Off {
             return Ok(recorder);
         }
-        let lease = recorder.upper.lease();
-        let log = recorder.upper.stack().store().access_log();
+        let (lease, log) = (&recorder.lease, recorder.store.access_log());
         log.begin(lease.stack, lease.id, session, mode.as_str(), now_unix_ms())?;
         let writer = Arc::clone(&recorder);
         let spawned = std::thread::Builder::new()
@@ -188,42 +193,54 @@ impl Recorder {
         Ok(recorder)
     }
 
+    /// The lease under which it records.
+    pub fn lease(&self) -> LeaseId {
+        self.lease.id
+    }
+
     /// What is recorded.
     pub fn mode(&self) -> TraceMode {
         self.mode
     }
 
     /// Writes what waits, now; but not what waits for a command to be started. When it returns,
-    /// nothing that was noted before is still being written.
+    /// nothing that was noted before is still being written. Returns whether all that was noted
+    /// before is in the log: false if something waits for a command, or was lost.
     ///
     /// # Errors
     /// As the access log's; the rows are lost then, and the time since the last frame is a gap.
-    pub fn flush(&self) -> Result<()> {
+    pub fn flush(&self) -> Result<bool> {
         let _turn = self.writing.lock();
-        let rows = self.take(&mut self.waiting.lock());
+        let (rows, calls, whole) = {
+            let mut waiting = self.waiting.lock();
+            let (rows, calls) = self.take(&mut waiting);
+            let left = waiting.rows.len() + waiting.calls.len();
+            (rows, calls, left == 0 && waiting.failed.is_none())
+        };
         self.changed.notify_all();
-        self.write(rows)
+        self.write(rows, calls)?;
+        Ok(whole)
     }
 
     /// Takes the rows that can be written: not those of an unknown namespace while a command is
     /// being started, which may be its own.
-    fn take(&self, waiting: &mut Waiting) -> Rows {
+    fn take(&self, waiting: &mut Waiting) -> (Rows, Vec<Call>) {
         // Asked before the namespaces: whoever has started a command has registered it.
         let starting = self.commands.starting.load(Ordering::SeqCst) > 0;
-        if !starting || waiting.ended {
-            return std::mem::take(&mut waiting.rows);
-        }
-        let known: FxHashSet<u64> = self.commands.known.read().keys().copied().collect();
-        let mut rows: Rows = std::mem::take(&mut waiting.rows);
+        let mut rows = std::mem::take(&mut waiting.rows);
+        let mut calls = std::mem::take(&mut waiting.calls);
         // They wait for milliseconds. Should one that is being started hang, and hold up the others,
         // then those without a command are better than none.
-        if rows.len() < MAX_WAITING / 2 {
-            let own = |process: &Process| process.namespace != 0;
+        if starting && !waiting.ended && rows.len() + calls.len() < MAX_WAITING / 2 {
+            let known: FxHashSet<u64> = self.commands.known.read().keys().copied().collect();
+            let waits =
+                |process: &Process| process.namespace != 0 && !known.contains(&process.namespace);
             waiting.rows = rows
-                .extract_if(|(.., process), _| own(process) && !known.contains(&process.namespace))
+                .extract_if(|(_, _, process, _), _| waits(process))
                 .collect();
+            waiting.calls = calls.extract_if(.., |call| waits(&call.process)).collect();
         }
-        rows
+        (rows, calls)
     }
 
     /// Ends the record in order.
@@ -244,10 +261,8 @@ impl Recorder {
             // Rows were lost: left open, the record shows the gap.
             return Ok(());
         }
-        let lease = self.upper.lease();
-        self.upper
-            .stack()
-            .store()
+        let lease = &self.lease;
+        self.store
             .access_log()
             .end(lease.stack, lease.id, now_unix_ms())
     }
@@ -258,8 +273,8 @@ impl Recorder {
             return;
         }
         let Ok(name) = Name::new(name) else { return };
-        let path = self.paths.lock().entry(&self.upper, parent, &name);
-        self.note(pid, path, kind, bytes);
+        let path = self.paths.lock().entry(&self.upper.read(), parent, &name);
+        self.note(pid, path, kind, bytes, None, None);
     }
 
     /// Notes an access of an inode.
@@ -267,8 +282,41 @@ impl Recorder {
         if self.mode == TraceMode::Off {
             return;
         }
-        let path = self.paths.lock().inode(&self.upper, ino);
-        self.note(pid, path, kind, bytes);
+        let path = self.paths.lock().inode(&self.upper.read(), ino);
+        let digest = self.unchanged(ino, kind);
+        self.note(pid, path, kind, bytes, digest, None);
+    }
+
+    /// Notes that content was read or written: `length` bytes at `offset`.
+    pub(crate) fn content(&self, pid: u32, ino: Ino, kind: AccessKind, offset: u64, length: u64) {
+        if self.mode == TraceMode::Off {
+            return;
+        }
+        let path = self.paths.lock().inode(&self.upper.read(), ino);
+        let each = (self.mode == TraceMode::Exact).then_some(offset);
+        let digest = self.unchanged(ino, kind);
+        self.note(pid, path, kind, length, digest, each);
+    }
+
+    /// The content of a file that is opened or read, if the session has not changed it.
+    fn unchanged(&self, ino: Ino, kind: AccessKind) -> Option<Digest> {
+        if !matches!(
+            kind,
+            AccessKind::Open | AccessKind::Read | AccessKind::Execute
+        ) {
+            return None;
+        }
+        let upper = Arc::clone(&self.upper.read());
+        match upper.state().inode(ino).map(|inode| &inode.body) {
+            Some(InodeBody::File(FileBody::Lower(content))) => return Some(content.digest),
+            Some(_) => return None,
+            None => {}
+        }
+        // What cannot be read fails the access itself.
+        match upper.lower().node(ino).ok()??.body {
+            Body::File(content) => Some(content.digest),
+            _ => None,
+        }
     }
 
     /// Says that `ino` is found as `name` in `parent`, so that accesses by number find its path.
@@ -332,12 +380,23 @@ impl Recorder {
         }
     }
 
-    /// Says that a process has become another program.
-    pub(crate) fn executed(&self, pid: u32) {
-        self.processes.forget(pid);
+    /// Says that the view shows another upper from now on.
+    pub(crate) fn go_over(&self, upper: Arc<Upper>) {
+        let mut paths = self.paths.lock();
+        *paths = Paths::of(&upper);
+        *self.upper.write() = upper;
     }
 
-    fn note(&self, pid: u32, path: Arc<RelPath>, kind: AccessKind, bytes: u64) {
+    /// `offset` if the call is to be recorded by itself, too.
+    fn note(
+        &self,
+        pid: u32,
+        path: Arc<RelPath>,
+        kind: AccessKind,
+        bytes: u64,
+        digest: Option<Digest>,
+        offset: Option<u64>,
+    ) {
         let process = if pid == 0 {
             Arc::clone(&self.embedder)
         } else {
@@ -347,19 +406,32 @@ impl Recorder {
             // What is done through the mount to flush it is no access of anybody's.
             return;
         }
-        self.note_of(process, path, kind, bytes);
+        self.note_of((path, kind, process, digest), bytes, offset);
     }
 
-    fn note_of(&self, process: Arc<Process>, path: Arc<RelPath>, kind: AccessKind, bytes: u64) {
+    fn note_of(&self, key: Key, bytes: u64, offset: Option<u64>) {
         let now = now_unix_ms();
         let mut waiting = self.waiting.lock();
         // Back-pressure: nothing is dropped while the log can take it.
-        while waiting.rows.len() >= MAX_WAITING && !waiting.ended && waiting.failed.is_none() {
+        while waiting.rows.len() + waiting.calls.len() >= MAX_WAITING
+            && !waiting.ended
+            && waiting.failed.is_none()
+        {
             self.changed.wait(&mut waiting);
+        }
+        if let Some(offset) = offset {
+            waiting.calls.push(Call {
+                path: Arc::clone(&key.0),
+                kind: key.1,
+                process: Arc::clone(&key.2),
+                offset,
+                length: bytes,
+                at_unix_ms: now,
+            });
         }
         waiting
             .rows
-            .entry((path, kind, process))
+            .entry(key)
             .and_modify(|counts| {
                 counts.count += 1;
                 counts.bytes += bytes;
@@ -397,37 +469,51 @@ impl Recorder {
         }
     }
 
-    fn write(&self, rows: Rows) -> Result<()> {
+    fn write(&self, rows: Rows, calls: Vec<Call>) -> Result<()> {
         if rows.is_empty() {
             return Ok(());
         }
         let mut actors: HashMap<Arc<Process>, Arc<Actor>> = HashMap::new();
+        let mut actor = |process: Arc<Process>| {
+            let known = actors.entry(process);
+            Arc::clone(known.or_insert_with_key(|process| Arc::new(self.actor(process))))
+        };
         let rows: Vec<AccessRow> = rows
             .into_iter()
-            .map(|((path, kind, process), counts)| AccessRow {
+            .map(|((path, kind, process, digest), counts)| AccessRow {
                 session: Arc::clone(&self.session),
                 path: RelPath::clone(&path),
                 kind,
-                actor: Arc::clone(
-                    actors
-                        .entry(process)
-                        .or_insert_with_key(|process| Arc::new(self.actor(process))),
-                ),
+                actor: actor(process),
+                digest,
                 count: counts.count,
                 bytes: counts.bytes,
                 first_unix_ms: counts.first_unix_ms,
                 last_unix_ms: counts.last_unix_ms,
             })
             .collect();
-        let lease = self.upper.lease();
-        self.upper
-            .stack()
-            .store()
-            .access_log()
-            .append(lease.stack, lease.id, &rows, now_unix_ms())
+        let calls: Vec<AccessCall> = calls
+            .into_iter()
+            .map(|call| AccessCall {
+                session: Arc::clone(&self.session),
+                path: RelPath::clone(&call.path),
+                kind: call.kind,
+                actor: actor(call.process),
+                offset: call.offset,
+                length: call.length,
+                at_unix_ms: call.at_unix_ms,
+            })
+            .collect();
+        let lease = &self.lease;
+        let log = self.store.access_log();
+        log.append(lease.stack, lease.id, &rows, &calls, now_unix_ms())
     }
 
     fn actor(&self, process: &Process) -> Actor {
+        let parents = process.parents.iter().map(|parent| Parent {
+            pid: parent.pid,
+            program: parent.program.as_ref().map(|program| program.to_vec()),
+        });
         Actor {
             command: self
                 .commands
@@ -435,6 +521,8 @@ impl Recorder {
                 .map(|command| command.to_string()),
             pid: (process.pid != 0).then_some(process.pid),
             program: process.program.as_ref().map(|program| program.to_vec()),
+            argv0: process.argv0.as_ref().map(|argv0| argv0.to_vec()),
+            parents: parents.collect(),
         }
     }
 }

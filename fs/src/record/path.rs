@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use sandstack_store::{Ino, Name, ROOT_INO, RelPath, Upper};
+use sandstack_store::{Ino, Kind, Name, ROOT_INO, RelPath, Slot, Upper};
 
 /// Room that is kept when nearly all paths are forgotten.
 const KEPT: usize = 64;
@@ -27,6 +27,19 @@ impl Paths {
     pub(super) fn directories_moved(&mut self) {
         self.directories.clear();
         self.files.clear();
+    }
+
+    /// Nothing is remembered of `upper` but where the session has put what; the layer knows the rest.
+    pub(super) fn of(upper: &Upper) -> Paths {
+        let mut paths = Paths::default();
+        for (directory, name, slot) in upper.state().slots() {
+            if let Slot::Entry(entry) = slot
+                && entry.kind != Kind::Directory
+            {
+                paths.names.insert(entry.ino, (directory, name.clone()));
+            }
+        }
+        paths
     }
 
     pub(super) fn forgotten(&mut self, ino: Ino) {

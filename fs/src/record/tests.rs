@@ -43,18 +43,21 @@ impl Rig {
         let process = Process {
             pid: if namespace == 0 { 0 } else { 77 },
             namespace,
-            program: None,
+            ..Process::default()
         };
         let path = RelPath::parse(path.as_bytes()).unwrap();
-        self.recorder
-            .note_of(Arc::new(process), Arc::new(path), AccessKind::Open, 0);
+        self.recorder.note_of(
+            (Arc::new(path), AccessKind::Open, Arc::new(process), None),
+            0,
+            None,
+        );
     }
 
     /// What has been written: paths, and whose they were.
     fn written(&self) -> Vec<(String, Option<String>)> {
         self.recorder.flush().unwrap();
-        let lease = self.recorder.upper.lease();
-        let store = self.recorder.upper.stack().store().clone();
+        let lease = &self.recorder.lease;
+        let store = self.recorder.store.clone();
         let answer = store
             .access_log()
             .query(lease.stack, &AccessFilter::default())
@@ -179,8 +182,8 @@ fn rows_are_written_without_being_asked_for() {
     let rig = Rig::new();
     rig.opened(6, "a");
     let log = || {
-        let lease = rig.recorder.upper.lease();
-        let store = rig.recorder.upper.stack().store();
+        let lease = &rig.recorder.lease;
+        let store = &rig.recorder.store;
         let filter = AccessFilter::default();
         store
             .access_log()

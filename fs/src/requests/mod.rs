@@ -20,7 +20,8 @@ use crate::error::{Error, Result};
 use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
-use crate::tree::{Caller, SetAttributes, Space, Tree};
+use crate::tree::{Caller, SetAttributes, Space};
+use crate::trees::Trees;
 use crate::view::{Owner, SlowPool};
 
 pub(crate) use content::WriteOrigin;
@@ -47,18 +48,17 @@ const OPEN_EXECUTE: i32 = 0x20;
 /// Flags of a reply to an open (`FOPEN_*` of `linux/fuse.h`).
 const FOPEN_DIRECT_IO: u32 = 1 << 0;
 const FOPEN_KEEP_CACHE: u32 = 1 << 1;
-const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
 /// One view, as the kernel may ask about it.
 pub(crate) struct Requests {
-    pub(crate) tree: Arc<Tree>,
+    pub(crate) trees: Arc<Trees>,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) profile: Profile,
     pub(crate) slow: Arc<SlowPool>,
     /// Whose everything appears to be; `None`: owners as they are.
     pub(crate) owner: Option<Owner>,
-    pub(crate) known: Known,
+    pub(crate) known: Arc<Known>,
     /// Entries of the layer that were given up since the view began.
     pub(crate) given_up: AtomicUsize,
 }
@@ -66,15 +66,16 @@ pub(crate) struct Requests {
 /// The kernel of a view that has ended knows nothing any more. What is loaded stays: others may come.
 impl Drop for Requests {
     fn drop(&mut self) {
+        let tree = self.trees.current();
         for ino in self.known.all() {
-            self.tree.upper().lower().release(ino);
+            tree.upper().lower().release(ino);
         }
     }
 }
 
 impl Requests {
     pub(crate) fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        Ok(self.owned(self.tree.attributes(ino)?))
+        Ok(self.owned(self.trees.of(ino).attributes(ino)?))
     }
 
     pub(crate) fn set_attributes(
@@ -88,7 +89,7 @@ impl Requests {
         } else {
             AccessKind::Metadata
         };
-        let found = self.tree.set_attributes(caller, ino, set)?;
+        let found = self.trees.of(ino).set_attributes(caller, ino, set)?;
         self.recorder.inode(caller.pid, ino, kind, 0);
         Ok(self.owned(found))
     }
@@ -96,7 +97,7 @@ impl Requests {
     /// The kernel is being told of an inode.
     fn told(&self, found: &Attributes) {
         if self.known.told(found.ino) && found.kind == Kind::Directory {
-            self.tree.upper().lower().hold(found.ino);
+            self.trees.current().upper().lower().hold(found.ino);
         }
     }
 
@@ -108,13 +109,15 @@ impl Requests {
         }
         self.recorder.forgotten(ino);
         self.let_lower_forget(ino);
-        if let Err(error) = self.tree.forget(ino) {
+        if let Err(error) = self.trees.of(ino).forget(ino) {
             tracing::error!(ino, %error, "an inode without a name could not be dropped");
         }
+        self.trees.forgotten(ino);
     }
 
     fn let_lower_forget(&self, ino: Ino) {
-        let upper = self.tree.upper();
+        let tree = self.trees.current();
+        let upper = tree.upper();
         let given_up = {
             // What the session has moved or changed may be found at another place than in its layer.
             let state = upper.state();
@@ -128,7 +131,7 @@ impl Requests {
     }
 
     pub(crate) fn space(&self) -> Result<Space> {
-        self.tree.space()
+        self.trees.current().space()
     }
 
     /// The flags of the reply to an open. `None`: the kernel is to open this and everything else
@@ -142,18 +145,18 @@ impl Requests {
     }
 
     /// The same of a directory.
-    pub(crate) fn open_directory(&self, caller: Caller, ino: Ino) -> Option<u32> {
+    pub(crate) fn open_directory(&self) -> Option<u32> {
         if self.profile.list_without_message {
             return None;
         }
-        self.recorder.inode(caller.pid, ino, AccessKind::List, 0);
-        Some(FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE)
+        // Not kept by the kernel, so that each listing comes here; one that is only opened is not listed.
+        Some(0)
     }
 
     /// A sync waits for the disk, so it is done, and answered, by a thread that serves no requests.
     /// `answer` is called once, with `None` if there was a panic.
     pub(crate) fn sync_later(&self, answer: impl FnOnce(Option<Result<()>>) + Send + 'static) {
-        let tree = Arc::clone(&self.tree);
+        let tree = self.trees.current();
         self.slow.run(Box::new(move || {
             let synced = guarded("fsync", || tree.sync());
             guarded("fsync", || answer(synced));
@@ -188,7 +191,6 @@ impl Requests {
     fn note_open(&self, pid: u32, ino: Ino, flags: i32) {
         if flags & OPEN_EXECUTE != 0 {
             self.recorder.inode(pid, ino, AccessKind::Execute, 0);
-            self.recorder.executed(pid);
             return;
         }
         let mode = flags & libc::O_ACCMODE;

@@ -61,8 +61,9 @@ pub struct Layerstack {
 
 /// Lists who read, wrote, made, removed, ran, listed or missed which path.
 ///
-/// Rows are folded: one for each path, kind, command and process, with a count. `exactness` says what the session's
-/// trace mode can see, and `gaps` where a record was lost.
+/// Rows are folded: one for each path, kind, command and process, with a count. With `calls` there is instead one for
+/// each read and write call, with its offset, of sessions whose trace mode is `exact`. `exactness` says what the
+/// session's trace mode can see, and `gaps` where a record was lost.
 ///
 /// Example: `{"sandbox_id": "sb-k3v9t2", "path": "src/main.rs"}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -76,6 +77,9 @@ pub struct FileActivity {
     /// Only paths that match this pattern (`*`, `?`, `[…]`, `{a,b}`, `**`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub glob: Option<String>,
+    /// Only opens and reads of this content: its blake3 in hex, such as `file_read` answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
     /// Only this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace_session_id: Option<SessionId>,
@@ -94,6 +98,9 @@ pub struct FileActivity {
     /// Only accesses before this time, in Unix milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_ms: Option<u64>,
+    /// Each read and write call by itself, in the order in which they were made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub calls: bool,
     /// Rows in the page: 1 to 1000, default 200.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
@@ -356,7 +363,8 @@ pub enum AccessKind {
 /// One page of file activity.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FileActivityReply {
-    /// The rows, in order of path, kind and time.
+    /// The rows, in order of path, session, kind and time; of one command, process or time session by session; with
+    /// `calls` session by session in order of time. A page may have fewer than `limit`, or none, and not be the last.
     pub rows: Vec<Activity>,
     /// Asks for the next page; absent on the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -373,7 +381,7 @@ pub struct FileActivityReply {
     pub errors: Vec<ApiError>,
 }
 
-/// Accesses of one kind, by one process, of one path.
+/// Accesses of one kind, by one process, of one path; or one call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Activity {
     /// The path, relative to the workspace root.
@@ -391,6 +399,19 @@ pub struct Activity {
     /// The program that the process ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Blob>,
+    /// What the process was called by: the first word of its command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argv0: Option<Blob>,
+    /// Its parent, the parent's parent and so on within the command, as far as they were still there when the process
+    /// was first seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parents: Vec<ParentProcess>,
+    /// What was opened, read or run: the blake3 of the content in hex. Absent of content that the session had changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Where in the file, in bytes; only of single calls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
     /// How often.
     pub count: u64,
     /// Bytes read or written.
@@ -399,6 +420,16 @@ pub struct Activity {
     pub first_unix_ms: u64,
     /// The last time, in Unix milliseconds.
     pub last_unix_ms: u64,
+}
+
+/// An ancestor of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ParentProcess {
+    /// The process on the gateway's host.
+    pub pid: u32,
+    /// The program that it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<Blob>,
 }
 
 /// What a trace mode can see.

@@ -253,8 +253,39 @@ fn a_command_of_no_session_publishes_what_it_did() {
         "{ended:#}"
     );
     assert_eq!(rig.call("file_read", in_session).ok()["content"], "mine\n");
+    let conflict = &ended["publish"]["conflicts"][0];
     assert_eq!(
-        rig.sh(&sandbox, session.as_str().unwrap(), "cat a"),
-        "mine\n"
+        (&conflict["path"], &conflict["kind"]),
+        (&json!("a"), &json!("content"))
     );
+    assert_eq!(
+        (
+            &ended["workspace_session_id"],
+            &ended["publish"]["session_open"]
+        ),
+        (&session, &json!(true))
+    );
+    let session = session.as_str().unwrap();
+    assert_eq!(rig.sh(&sandbox, session, "cat a"), "mine\n");
+    // An ordinary session from now on: it takes what the head has, goes on there, and publishes.
+    let record = rig
+        .call(
+            "inspect_workspace_session",
+            json!({ "workspace_session_id": session }),
+        )
+        .ok();
+    assert_eq!(record["session"]["automatic"], false, "{record:#}");
+    rig.sh(&sandbox, session, "echo head > a");
+    let request = json!({ "workspace_session_id": session, "keep_open": true });
+    let taken = rig.call("publish_workspace_session", request).ok();
+    assert_eq!(
+        (&taken["outcome"], &taken["base"]),
+        (&json!("no_change"), &json!("L000003")),
+        "{taken:#}"
+    );
+    rig.sh(&sandbox, session, "echo mine >> a");
+    let request = json!({ "workspace_session_id": session });
+    let resolved = rig.call("publish_workspace_session", request).ok();
+    assert_eq!(resolved["outcome"], "published", "{resolved:#}");
+    assert_eq!(exec("cat a")["output"]["content"], "head\nmine\n");
 }

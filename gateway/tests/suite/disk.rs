@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::rig::{Rig, Setup, needs_root};
 
 const SMALL_DISK: Setup<'static> = Setup {
+    longer: std::time::Duration::ZERO,
     config: "",
     ordinary: false,
     mounts: "mount -t tmpfs -o size=256m none %",

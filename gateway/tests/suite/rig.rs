@@ -27,6 +27,8 @@ static RIGS: AtomicU32 = AtomicU32::new(0);
 /// How a gateway is started.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Setup<'a> {
+    /// How much longer than other tests the test may take.
+    pub(crate) longer: Duration,
     /// The text of a configuration file.
     pub(crate) config: &'a str,
     /// Started as [`ORDINARY`], if the test runs as root.
@@ -103,7 +105,7 @@ impl Rig {
             }
         }
         let done = Arc::new(AtomicBool::new(false));
-        watch(Arc::clone(&done));
+        watch(Arc::clone(&done), WATCHDOG + setup.longer);
         Rig {
             dir,
             config,
@@ -452,17 +454,17 @@ pub(crate) fn processes_with(needle: &str) -> Vec<String> {
 }
 
 /// Ends the whole test run if a test hangs.
-fn watch(done: Arc<AtomicBool>) {
+fn watch(done: Arc<AtomicBool>, limit: Duration) {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {
         let begun = Instant::now();
-        while begun.elapsed() < WATCHDOG {
+        while begun.elapsed() < limit {
             if done.load(Ordering::Relaxed) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        eprintln!("{name} hangs: not done within {WATCHDOG:?}");
+        eprintln!("{name} hangs: not done within {limit:?}");
         std::process::abort();
     });
 }

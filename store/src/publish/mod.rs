@@ -8,6 +8,7 @@
 //!
 //! After a rejected, failed or interrupted publish the head and the session are as before.
 
+mod carry;
 mod combine;
 mod conflict;
 mod delta;
@@ -33,6 +34,7 @@ pub use delta::{Change, ChangeKind, Delta};
 
 pub use reads::{Dependency, StaleRead, Validate};
 pub use rebase::Rebased;
+pub(crate) use route::Router;
 pub use route::{Policy, Route, Rule, SavedRef, Skipped};
 
 use crate::blame::Owners;
@@ -41,6 +43,7 @@ use crate::digest::Digest;
 use crate::edit;
 use crate::error::{Error, Result};
 use crate::layer::{LayerId, LayerKind, LayerRecord, Owner};
+use crate::lease::LeaseId;
 use crate::name::RelPath;
 use crate::point;
 use crate::stack::{Stack, StackRecord};
@@ -78,6 +81,8 @@ pub struct PublishOptions {
     pub validate: Validate,
     /// Do not publish what the ignored route applies to.
     pub drop_ignored: bool,
+    /// Further leases under which what the session read is on record: those that it had before.
+    pub records: Vec<LeaseId>,
 }
 
 impl PublishOptions {
@@ -95,6 +100,7 @@ impl PublishOptions {
             paths: Vec::new(),
             validate: Validate::Writes,
             drop_ignored: false,
+            records: Vec::new(),
         }
     }
 }
@@ -213,8 +219,9 @@ impl Stack {
         self.db().commit(db_batch, Durability::Process)?;
         point::pass("publish.content");
 
+        let writers = self.writers(upper)?;
         let mut reads = match options.validate {
-            Validate::Reads => Some(Reads::of(self, upper, options.validate)?),
+            Validate::Reads => Some(Reads::of(self, upper, options)?),
             Validate::Writes => None,
         };
         let mut attempt = 0;
@@ -243,7 +250,7 @@ impl Stack {
             if !resolver.head_is_base() {
                 let reads = match &mut reads {
                     Some(reads) => reads,
-                    none => none.insert(Reads::of(self, upper, options.validate)?),
+                    none => none.insert(Reads::of(self, upper, options)?),
                 };
                 report.stale_reads = reads.stale(&resolver, upper)?;
             }
@@ -266,7 +273,7 @@ impl Stack {
             on_step(Step::Apply);
             let root = edit::apply(&head, &resolution.edits, &batch)?;
             let layer = self.next_layer(&head_layer, root, &resolution, options);
-            let runs = resolver.owner_runs(&resolution, layer.id.revision)?;
+            let runs = resolver.owner_runs(&resolution, layer.id.revision, &writers)?;
             on_step(Step::Sync);
             added_bytes += batch.added_bytes();
             let mut db_batch = self.db().batch();
@@ -292,9 +299,10 @@ impl Stack {
                 ..layer
             };
             let owners = Owners::new(self);
-            for (path, digest, runs) in &runs {
+            for (path, digest, runs) in &runs.files {
                 owners.keep(&mut db_batch, path, digest, layer.id.revision, runs);
             }
+            self.write_commands(&mut db_batch, layer.id.revision, &runs.commands);
             self.write_head(&mut db_batch, &layer, &resolution.kinds, &record)?;
             self.db().commit(db_batch, Durability::Power)?;
             *gate = record;
@@ -334,7 +342,8 @@ impl Stack {
 }
 
 impl PublishReport {
-    fn empty(outcome: Outcome, head: LayerId) -> Self {
+    /// That of a publish which had nothing to do.
+    pub fn empty(outcome: Outcome, head: LayerId) -> Self {
         PublishReport {
             outcome,
             head,

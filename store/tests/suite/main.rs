@@ -8,6 +8,8 @@
     reason = "the functions that tests share are tests too"
 )]
 
+mod blame;
+mod carried;
 mod collect;
 mod content;
 mod corners;
@@ -15,6 +17,7 @@ mod crash;
 mod export;
 mod fixture;
 mod forgetting;
+mod gate;
 mod import;
 mod import_again;
 mod import_disturbed;

@@ -35,13 +35,14 @@ fn record(session: &Session, mode: &str, rows: &[(&str, AccessKind)]) {
             path: rel(path),
             kind: *kind,
             actor: Arc::new(Actor::default()),
+            digest: None,
             count: 1,
             bytes: 1,
             first_unix_ms: now_ms(),
             last_unix_ms: now_ms(),
         })
         .collect();
-    log.append(stack, lease, &rows, now_ms()).unwrap();
+    log.append(stack, lease, &rows, &[], now_ms()).unwrap();
     log.end(stack, lease, now_ms()).unwrap();
 }
 
