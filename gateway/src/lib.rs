@@ -40,6 +40,7 @@ mod server;
 mod session;
 mod show;
 mod span;
+mod tree;
 mod upkeep;
 mod view;
 mod writers;

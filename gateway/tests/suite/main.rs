@@ -27,3 +27,4 @@ mod resume;
 mod rig;
 mod start;
 mod traced;
+mod tree;
