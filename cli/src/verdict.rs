@@ -2,7 +2,9 @@
 
 use sandstack_api::OperationName;
 use sandstack_api::management::{Refreshed, VerifiedStore};
-use sandstack_api::runtime::{CommandReply, CommandStatus, PublishOutcome, Published};
+use sandstack_api::runtime::{
+    CommandReply, CommandStatus, PublishOutcome, Published, RebaseOutcome, RebasedSession,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -19,11 +21,16 @@ const NO_CODE: u8 = 125;
 
 /// The exit code of `operation`, answered with `answer`.
 ///
-/// 0, unless a publish or refresh ended in conflicts: then 4, also for the publish that ends an
+/// 0, unless a publish, rebase or refresh ended in conflicts: then 4, also for the publish that ends an
 /// automatic session; 1 if a check of the store found something wrong. With `passes_code` it is that of the command, and 4 only where the command's is 0.
 pub(crate) fn exit_code(operation: OperationName, answer: &Value, passes_code: bool) -> u8 {
     if operation == OperationName::PublishWorkspaceSession {
         let conflict = Published::deserialize(answer).is_ok_and(|published| conflicts(&published));
+        return if conflict { CONFLICT } else { 0 };
+    }
+    if operation == OperationName::RebaseWorkspaceSession {
+        let conflict = RebasedSession::deserialize(answer)
+            .is_ok_and(|rebased| rebased.outcome == RebaseOutcome::Conflict);
         return if conflict { CONFLICT } else { 0 };
     }
     if operation == OperationName::RefreshBase {

@@ -27,11 +27,13 @@ mod mount;
 mod notify;
 mod placement;
 mod profile;
+mod rebase;
 mod record;
 mod requests;
 mod server;
 mod transport;
 mod tree;
+mod trees;
 mod uring;
 mod view;
 
@@ -44,6 +46,7 @@ pub use mount::{
     with_fusermount,
 };
 pub use profile::{Profile, TraceMode};
+pub use rebase::Rebase;
 pub use record::{Commands, Recorder};
 pub use transport::Transport;
 pub use tree::{

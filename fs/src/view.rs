@@ -19,6 +19,7 @@ use crate::requests::{Known, MAX_TRANSFER, Requests};
 use crate::server::Server;
 use crate::transport::Transport;
 use crate::tree::Tree;
+use crate::trees::Trees;
 use crate::uring;
 
 /// Threads that do what waits for the disk, for all views of a process together.
@@ -60,16 +61,16 @@ impl Default for ViewOptions {
 
 /// A tree that is being served. It ends when the last mount of the connection is gone.
 pub struct View {
-    tree: Arc<Tree>,
+    pub(crate) trees: Arc<Trees>,
     recorder: Arc<Recorder>,
-    notifier: Arc<Notifier>,
+    pub(crate) notifier: Arc<Notifier>,
     transport: Transport,
     server: Server,
 }
 
 impl fmt::Debug for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View").field("tree", &self.tree).finish()
+        f.debug_struct("View").field("tree", &self.tree()).finish()
     }
 }
 
@@ -88,8 +89,9 @@ impl View {
         options: &ViewOptions,
     ) -> io::Result<View> {
         let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
+        let trees = Arc::new(Trees::new(tree));
         let requests = Requests {
-            tree: Arc::clone(&tree),
+            trees: Arc::clone(&trees),
             recorder: Arc::clone(&recorder),
             notifier: Arc::clone(&notifier),
             profile: Profile::from(recorder.mode()),
@@ -105,7 +107,7 @@ impl View {
             ),
         };
         Ok(View {
-            tree,
+            trees,
             recorder,
             notifier,
             transport,
@@ -119,8 +121,8 @@ impl View {
     }
 
     /// What is served.
-    pub fn tree(&self) -> &Arc<Tree> {
-        &self.tree
+    pub fn tree(&self) -> Arc<Tree> {
+        self.trees.current()
     }
 
     /// Its record.
@@ -131,7 +133,7 @@ impl View {
     /// File operations by path, of which the kernel is told. `workspace_root` is where the view is
     /// mounted, for absolute symlinks. Not to be used by a thread that serves the view.
     pub fn files(&self, workspace_root: &[u8]) -> Files {
-        Files::new(Arc::clone(&self.tree), workspace_root)
+        Files::new(self.tree(), workspace_root)
             .with_notifier(Arc::clone(&self.notifier))
             .with_recorder(Arc::clone(&self.recorder))
     }
@@ -149,7 +151,7 @@ impl View {
     /// The connection broke; that is told to one caller alone.
     pub fn join(&self) -> io::Result<()> {
         self.server.join(|| {
-            if let Err(error) = self.tree.drop_nameless() {
+            if let Err(error) = self.tree().drop_nameless() {
                 tracing::error!(%error, "inodes without names could not be dropped");
             }
             if let Err(error) = self.recorder.end() {

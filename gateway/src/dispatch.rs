@@ -66,6 +66,9 @@ impl Gateway {
                     self.publish_workspace_session(context, request).await,
                 )
             }
+            Request::RebaseWorkspaceSession(request) => answer::<runtime::RebaseWorkspaceSession>(
+                self.rebase_workspace_session(context, &request).await,
+            ),
             Request::AttachWorkspaceSession(request) => answer::<runtime::AttachWorkspaceSession>(
                 self.attach_workspace_session(context, &request).await,
             ),

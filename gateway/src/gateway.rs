@@ -90,6 +90,8 @@ pub(crate) struct Session {
     pub(crate) settling: Mutex<()>,
     /// What was last found to be changed, and at which generation of the upper.
     pub(crate) changes: Mutex<Option<(u64, Arc<ChangedPaths>)>>,
+    /// What it had before it went over to newer layers, as far as it is not released.
+    pub(crate) retired: Mutex<Vec<crate::rebase::Retired>>,
 }
 
 /// Where the changes of a session are.

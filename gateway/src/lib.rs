@@ -30,6 +30,7 @@ mod observe;
 mod page;
 mod provider;
 mod publish;
+mod rebase;
 mod recover;
 mod replay;
 mod rows;

@@ -8,14 +8,14 @@ use sandstack_api::runtime::{
 };
 use sandstack_api::{Blob, ErrorCode, OperationName, RequestId};
 use sandstack_store::{
-    LeaseId, Outcome, Owner, PublishOptions, PublishReport, Rebased, RelPath, Step, Upper, Validate,
+    LeaseId, Outcome, Owner, PublishOptions, PublishReport, RelPath, Step, Validate,
 };
 use serde_json::json;
 
 use crate::clock::now_unix_ms;
 use crate::event::Subject;
 use crate::failure::{Failure, Result};
-use crate::gateway::{Command, Context, Gateway, Place, Session};
+use crate::gateway::{Command, Context, Gateway, Session};
 use crate::recover::PUBLISHING;
 use crate::session::{FLUSH_DEADLINE, check_grace, mount_view};
 use crate::show;
@@ -48,15 +48,17 @@ impl Gateway {
             let _span = context.trace.span("session.occupy");
             session.occupy().await?
         };
+        let goes_on = request.keep_open || !request.paths.is_empty();
         let running: Vec<String> = session
             .running
             .lock()
             .keys()
             .map(ToString::to_string)
             .collect();
-        if !running.is_empty() {
+        if !running.is_empty() && !goes_on {
             return Err(Failure::conflict(format!(
-                "{} command(s) run in workspace session {}; wait for them, or give `grace_s` to end them",
+                "{} command(s) run in workspace session {}; wait for them, give `grace_s` to end them, or `keep_open` to \
+                 publish what there is and let them go on",
                 running.len(),
                 session.id
             ))
@@ -72,7 +74,7 @@ impl Gateway {
             ApiValidate::Writes => Validate::Writes,
             ApiValidate::Reads => Validate::Reads,
         };
-        if (request.keep_open || !options.paths.is_empty()) && !request.dry_run {
+        if goes_on {
             return self.publish_and_go_on(context, &session, options).await;
         }
         if !request.dry_run {
@@ -101,132 +103,23 @@ impl Gateway {
         Ok(show::published(&session.id, &report, !ends))
     }
 
-    /// Publishes, and goes on with the session on the new layer.
-    async fn publish_and_go_on(
-        self: &Arc<Self>,
-        context: &Context,
-        session: &Arc<Session>,
-        options: PublishOptions,
-    ) -> Result<Published> {
-        // What would not be published ends no process.
-        let dry = PublishOptions {
-            dry_run: true,
-            ..options.clone()
-        };
-        let subject = context.subject();
-        let foretold = self
-            .publish_occupied(&context.trace, session, dry, subject.clone())
-            .await?;
-        if let Outcome::Conflict | Outcome::StaleReads = foretold.outcome {
-            self.note_publish(&foretold, about(session, subject));
-            return Ok(show::published(&session.id, &foretold, true));
-        }
-        self.set_session_state(
-            session,
-            SessionState::Finalizing,
-            Some(PUBLISHING.to_owned()),
-        )?;
-        let result = self.publish_and_move(context, session, options).await;
-        // Whatever became of it, the session has a view again.
-        let reopened = self.reopen_view(session).await;
-        self.set_session_state(session, SessionState::Active, None)?;
-        let answer = result?;
-        reopened?;
-        Ok(answer)
-    }
-
-    async fn publish_and_move(
-        self: &Arc<Self>,
-        context: &Context,
-        session: &Arc<Session>,
-        options: PublishOptions,
-    ) -> Result<Published> {
-        // Processes that outlived their commands end, and so does what they might still write.
-        self.drop_view(session).await?;
-        let report = self
-            .publish_occupied(&context.trace, session, options.clone(), context.subject())
-            .await?;
-        let mut answer = show::published(&session.id, &report, true);
-        if let Outcome::Conflict | Outcome::StaleReads = report.outcome {
-            return Ok(answer);
-        }
-        let _span = context.trace.span("session.rebase");
-        let stack = session.sandbox.stack()?.clone();
-        let (upper, store) = (session.upper(), self.store.clone());
-        let moved = self
-            .blocking(move || {
-                let rebased = match stack.rebase(&upper, &options, &report)? {
-                    Ok(rebased) => rebased,
-                    Err(conflicts) => return Ok(Err(conflicts)),
-                };
-                let upper = Arc::new(store.open_upper(&rebased.lease)?);
-                Ok(Ok((rebased, upper)))
-            })
-            .await;
-        // What was published is, whatever becomes of the session.
-        match moved {
-            Ok(Ok((rebased, upper))) => self.go_over(session, rebased, upper).await,
-            Ok(Err(conflicts)) => {
-                let conflicts = conflicts.iter().take(show::MAX_ROWS);
-                answer.rest_conflicts = conflicts.map(|found| show::path(&found.path)).collect();
-            }
-            Err(error) => {
-                tracing::error!(session = %session.id, %error, "a session stays on its base after a publish");
-            }
-        }
-        answer.base = Some(show::layer_id(session.base()));
-        Ok(answer)
-    }
-
-    /// Makes what a rebase made the place of a session's changes.
-    async fn go_over(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        rebased: Rebased,
-        upper: Arc<Upper>,
-    ) {
-        let lease = rebased.lease;
-        let (row, old) = {
-            let mut row = session.row.lock();
-            let old = [Some(row.lease), row.content_lease];
-            row.lease = lease.id().0;
-            row.content_lease = rebased.content.as_ref().map(|content| content.id().0);
-            (row.clone(), old)
-        };
-        let put = self.session_rows.put(session.id.as_ref(), &row);
-        let place = std::mem::replace(&mut *session.place.write(), Place { lease, upper });
-        *session.changes.lock() = None;
-        let store = self.store.clone();
-        let released = self
-            .blocking(move || {
-                put?;
-                drop(place);
-                for lease in old.into_iter().flatten() {
-                    store.release(LeaseId(lease))?;
-                }
-                Ok(())
-            })
-            .await;
-        if let Err(error) = released {
-            tracing::error!(session = %session.id, %error, "what a session had before is released at the next start");
-        }
-    }
-
     pub(crate) fn publish_options(
         &self,
         session: &Session,
         request_id: Option<String>,
     ) -> PublishOptions {
+        let row = session.row.lock().clone();
         PublishOptions {
-            session_name: session.row.lock().name.clone(),
+            session_name: row.name,
             request_id,
             policy: show::policy(&session.sandbox.row.lock().record.publish_policy),
+            records: row.records.into_iter().map(LeaseId).collect(),
             ..PublishOptions::new(Owner::Session(session.id.to_string()), now_unix_ms())
         }
     }
 
     /// Publishes a session that nobody works in.
-    async fn publish_occupied(
+    pub(crate) async fn publish_occupied(
         self: &Arc<Self>,
         trace: &Trace,
         session: &Arc<Session>,
@@ -375,7 +268,7 @@ impl Gateway {
     }
 }
 
-fn about(session: &Session, subject: Subject) -> Subject {
+pub(crate) fn about(session: &Session, subject: Subject) -> Subject {
     Subject {
         sandbox: Some(session.sandbox.id.clone()),
         session: Some(session.id.clone()),
@@ -383,7 +276,7 @@ fn about(session: &Session, subject: Subject) -> Subject {
     }
 }
 
-fn parse_paths(paths: &[Blob]) -> Result<Vec<RelPath>> {
+pub(crate) fn parse_paths(paths: &[Blob]) -> Result<Vec<RelPath>> {
     let paths = paths.iter().map(|path| {
         RelPath::parse(&path.0).map_err(|error| Failure::invalid(format!("paths: {error}")))
     });

@@ -182,6 +182,9 @@ impl Gateway {
         if state != SessionState::Active && reason.as_deref() != Some(PUBLISHING) {
             return self.end_session(session).await;
         }
+        if let Err(error) = self.finish_going_on(session).await {
+            tracing::error!(session = %session.id, %error, "a session stays on its base after a publish");
+        }
         self.set_session_state(session, SessionState::Active, None)?;
         // What was left of its namespaces shows a view that nobody serves any more.
         self.reopen_view(session).await

@@ -40,6 +40,13 @@ pub(crate) struct SessionRow {
     /// What keeps content that its changes refer to and its base has not.
     #[serde(default)]
     pub(crate) content_lease: Option<u64>,
+    /// Earlier leases, under which what it read is on record.
+    #[serde(default)]
+    pub(crate) records: Vec<u64>,
+    /// What is being published of it, if it is to go on afterwards: these paths, or all if there are
+    /// none.
+    #[serde(default)]
+    pub(crate) going_on: Option<Vec<Blob>>,
     pub(crate) state: SessionState,
     pub(crate) state_reason: Option<String>,
     pub(crate) network_profile: NetworkProfile,

@@ -99,6 +99,8 @@ impl Gateway {
             automatic,
             lease: lease.id().0,
             content_lease: None,
+            records: Vec::new(),
+            going_on: None,
             state: SessionState::Active,
             state_reason: None,
             network_profile: request.network_profile.unwrap_or_default(),
@@ -218,6 +220,7 @@ impl Gateway {
                 gate: tokio::sync::RwLock::new(Gate::Open),
                 settling: Mutex::new(()),
                 changes: Mutex::new(None),
+                retired: Mutex::default(),
                 row: Mutex::new(row),
             }))
         })
@@ -383,6 +386,7 @@ impl Gateway {
             Ok(())
         })
         .await?;
+        self.release_retired(session);
         self.session_rows.remove(session.id.as_ref())?;
         session.sandbox.sessions.write().remove(&session.id);
         let subject = Subject {

@@ -1,5 +1,6 @@
 //! What the store and the holder know, in the catalogue's words.
 
+use crate::gateway::Session;
 use sandstack_api::management::{
     ImportReport, PublishPolicy, Refreshed, Route as ApiRoute, TraceMode as ApiTraceMode,
 };
@@ -9,7 +10,8 @@ use sandstack_api::observability::{
 use sandstack_api::runtime::{
     ChangeKind as ApiChangeKind, Conflict as ApiConflict, ConflictKind as ApiConflictKind,
     Dependency as ApiDependency, Hunk as ApiHunk, LineRange, PublishOutcome, Published,
-    SavedRef as ApiSavedRef, SkippedPath, StaleRead as ApiStaleRead, Version as ApiVersion,
+    RebaseOutcome, RebasedSession, SavedRef as ApiSavedRef, SkippedPath, StaleRead as ApiStaleRead,
+    Version as ApiVersion,
 };
 use sandstack_api::{Blob, LayerId as ApiLayerId, RequestId, SandboxId, SessionId};
 use sandstack_fs::TraceMode;
@@ -184,6 +186,27 @@ pub(crate) fn published(
         session_open,
         base: None,
         rest_conflicts: Vec::new(),
+    }
+}
+
+/// The answer to a rebase.
+pub(crate) fn rebased(
+    session: &Session,
+    report: &PublishReport,
+    outcome: RebaseOutcome,
+) -> RebasedSession {
+    RebasedSession {
+        workspace_session_id: session.id.clone(),
+        outcome,
+        base: layer_id(session.base()),
+        head: layer_id(report.head),
+        changed_paths: report.changed_paths,
+        merged_paths: paths(&report.merged),
+        conflicts: conflicts(report),
+        conflict_count: report.conflicts.len() as u64,
+        saved_refs: saved_refs(report),
+        stale_reads: stale_reads(report),
+        stale_read_count: report.stale_reads.len() as u64,
     }
 }
 

@@ -283,6 +283,28 @@ impl Client {
         }
     }
 
+    /// Stops the processes of a session for a moment; returns whether they stand still. If not, none
+    /// was stopped.
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub fn freeze(&self, session_id: &str) -> Result<bool, Error> {
+        let session_id = session_id.to_owned();
+        match self.request(&Request::Freeze { session_id }, &[])? {
+            (Reply::Frozen { still }, _) => Ok(still),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sets going what was stopped.
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub fn thaw(&self, session_id: &str) -> Result<(), Error> {
+        let session_id = session_id.to_owned();
+        self.done(&Request::Thaw { session_id })
+    }
+
     /// Asks for something whose reply says nothing.
     ///
     /// # Errors

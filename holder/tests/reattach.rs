@@ -207,8 +207,11 @@ fn a_gateway_that_does_not_read_holds_nothing_up(mut rig: Rig) {
     rig.disconnect();
     // This one says hello and then never reads.
     let mut deaf = UnixStream::connect(rig.socket()).unwrap();
-    let hello = b"{\"id\":1,\"request\":{\"op\":\"hello\",\"protocol_version\":1}}";
-    deaf.write_all(&[&(hello.len() as u32).to_le_bytes()[..], hello].concat())
+    let hello = format!(
+        "{{\"id\":1,\"request\":{{\"op\":\"hello\",\"protocol_version\":{}}}}}",
+        PROTOCOL_VERSION
+    );
+    deaf.write_all(&[&(hello.len() as u32).to_le_bytes()[..], hello.as_bytes()].concat())
         .unwrap();
     let script = Bytes64("for i in $(seq 300); do echo $i; sleep 0.001; done");
     for n in 0..20 {

@@ -4,7 +4,7 @@
 //! a table of their own, beside the directories: nodes that differ there are compared at each of
 //! their names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Result;
 use crate::lower::{Lower, ROOT_INO};
@@ -32,7 +32,7 @@ pub struct PathChange {
 /// As reading an object.
 pub fn compare(old: &Lower, new: &Lower) -> Result<Vec<PathChange>> {
     let mut found = BTreeMap::new();
-    let mut note = |path: RelPath, one: Option<Node>, other: Option<Node>| {
+    walk(old, new, &mut |path, one, other| {
         if let Some(kind) = difference(one.as_ref(), other.as_ref()) {
             let change = PathChange {
                 path: path.clone(),
@@ -42,7 +42,33 @@ pub fn compare(old: &Lower, new: &Lower) -> Result<Vec<PathChange>> {
             };
             found.insert(path, change);
         }
-    };
+    })?;
+    Ok(found.into_values().collect())
+}
+
+/// The paths at which `new` differs from `old` in anything, with the directories above them, in path
+/// order.
+///
+/// # Errors
+/// As reading an object.
+pub(crate) fn differing(old: &Lower, new: &Lower) -> Result<BTreeSet<RelPath>> {
+    let mut found = BTreeSet::new();
+    if old.root() != new.root() {
+        walk(old, new, &mut |path, one, other| {
+            if one != other {
+                found.insert(path);
+            }
+        })?;
+    }
+    Ok(found)
+}
+
+/// Has `note` told of every path that may differ: what is there in `old`, and in `new`.
+fn walk(
+    old: &Lower,
+    new: &Lower,
+    note: &mut dyn FnMut(RelPath, Option<Node>, Option<Node>),
+) -> Result<()> {
     let (old_root, new_root) = (old.node(ROOT_INO)?, new.node(ROOT_INO)?);
     let mut pending = vec![(RelPath::ROOT, old_root.clone(), new_root.clone())];
     note(RelPath::ROOT, old_root, new_root);
@@ -74,7 +100,7 @@ pub fn compare(old: &Lower, new: &Lower) -> Result<Vec<PathChange>> {
             }
         }
     }
-    Ok(found.into_values().collect())
+    Ok(())
 }
 
 fn path_of(layer: &Lower, directory: Ino) -> Result<Option<RelPath>> {
@@ -91,8 +117,8 @@ fn tree(node: &Option<Node>) -> Option<crate::digest::Digest> {
     }
 }
 
-fn names(layer: &Lower, node: &Option<Node>) -> Result<std::collections::BTreeSet<Name>> {
-    let mut names = std::collections::BTreeSet::new();
+fn names(layer: &Lower, node: &Option<Node>) -> Result<BTreeSet<Name>> {
+    let mut names = BTreeSet::new();
     if let Some(node) = node.as_ref().filter(|node| node.kind() == Kind::Directory)
         && let Some(directory) = layer.directory(node.meta.ino)?
     {

@@ -273,8 +273,43 @@ impl Lower {
         Ok(())
     }
 
+    /// Reads the directories that `other`, an earlier layer, has read. Who knew inodes of that one by
+    /// number finds them in this one, and not by a walk.
+    ///
+    /// # Errors
+    /// As reading an object.
+    pub(crate) fn load_as(&self, other: &Lower) -> Result<()> {
+        let Body::Directory { tree, .. } = self.root_node.body else {
+            return Ok(());
+        };
+        let mut pending = vec![(ROOT_INO, tree)];
+        while let Some((ino, tree)) = pending.pop() {
+            let Some(known) = other.shard(ino).read().directories.get(&ino).cloned() else {
+                continue;
+            };
+            let directory = match other.node(ino)?.map(|node| node.body) {
+                Some(Body::Directory { tree: same, .. }) if same == tree => {
+                    self.keep_directory(ino, known)
+                }
+                _ => self.load_directory(ino, &tree)?,
+            };
+            for (_, entry) in directory.iter() {
+                if let DirectoryEntry::Node(node) = entry
+                    && let Body::Directory { tree, .. } = node.body
+                {
+                    pending.push((node.meta.ino, tree));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn load_directory(&self, ino: Ino, tree: &Digest) -> Result<Arc<Directory>> {
         let directory = Arc::new(load_directory(&self.objects, tree)?);
+        Ok(self.keep_directory(ino, directory))
+    }
+
+    fn keep_directory(&self, ino: Ino, directory: Arc<Directory>) -> Arc<Directory> {
         for index in 0..directory.len() {
             let (child, _) = directory.identity(index);
             let place = Place {
@@ -286,9 +321,7 @@ impl Lower {
         }
         // Last, so that whoever finds the directory finds its entries.
         let mut shard = self.shard(ino).write();
-        Ok(Arc::clone(
-            shard.directories.entry(ino).or_insert(directory),
-        ))
+        Arc::clone(shard.directories.entry(ino).or_insert(directory))
     }
 }
 

@@ -151,6 +151,12 @@ impl RelPath {
         Some((RelPath(parent.to_vec()), Name(name.into())))
     }
 
+    /// Where this path, which is `from` or lies below it, is when `from` is moved to `to`.
+    pub(crate) fn moved(&self, from: &RelPath, to: &RelPath) -> RelPath {
+        let names = self.names().skip(from.names().count());
+        names.fold(to.clone(), |path, name| path.join(&Name(name.into())))
+    }
+
     /// Whether this is `ancestor` or lies below it.
     pub fn is_within(&self, ancestor: &RelPath) -> bool {
         ancestor.is_root()

@@ -20,7 +20,7 @@ use crate::layer::Owner;
 use crate::lease::{LeaseId, LeaseRecord};
 use crate::lower::{Lower, ROOT_INO};
 use crate::name::RelPath;
-use crate::node::{Body, Ino, Kind, Node};
+use crate::node::{Ino, Kind, Node};
 use crate::pins::RootPin;
 use crate::publish::{Outcome, PublishOptions, PublishReport, Step};
 use crate::stack::{LastImport, Stack};
@@ -148,7 +148,7 @@ impl Store {
 /// The host's inode numbers tell what was moved, but it gives a number that became free to what is
 /// made next. So a file keeps its number only if that number names nothing else in the result;
 /// a directory keeps the one that its path had, and a new one gets a new one.
-pub(crate) struct Writer<'a> {
+struct Writer<'a> {
     upper: &'a Upper,
     old: &'a Lower,
     new: &'a Lower,
@@ -163,7 +163,7 @@ pub(crate) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn write(
+    fn write(
         upper: &'a Upper,
         old: &'a Lower,
         new: &'a Lower,
@@ -294,30 +294,11 @@ impl<'a> Writer<'a> {
 
     /// Adds the records that make an inode what `node` is.
     fn inode(&mut self, ino: Ino, in_lower: bool, node: &Node) -> Result<()> {
-        let meta = &node.meta;
-        let attrs = Attrs {
-            mode: meta.mode,
-            uid: meta.uid,
-            gid: meta.gid,
-            nlink: node.nlink(),
-            atime: meta.mtime,
-            mtime: meta.mtime,
-            ctime: meta.ctime,
-        };
-        let body = match &node.body {
-            Body::File(content) => NewBody::Lower(*content),
-            Body::Directory { .. } => NewBody::Directory,
-            Body::Symlink(target) => NewBody::Symlink(target.clone()),
-            Body::Fifo => NewBody::Fifo,
-            Body::Socket => NewBody::Socket,
-            Body::CharDevice(number) => NewBody::CharDevice(*number),
-            Body::BlockDevice(number) => NewBody::BlockDevice(*number),
-        };
         self.records.push(Record::Inode {
             ino,
-            attrs,
+            attrs: Attrs::of(node),
             in_lower,
-            body,
+            body: NewBody::of(node),
         });
         self.records.push(Record::Xattrs {
             ino,

@@ -94,6 +94,7 @@ pub(crate) fn render(operation: OperationName, answer: &Value, style: &Style) ->
         OperationName::ListWorkspaceSessions => with(answer, style, session::list),
         OperationName::InspectWorkspaceSession => with(answer, style, session::inspected),
         OperationName::DestroyWorkspaceSession => with(answer, style, session::destroyed),
+        OperationName::RebaseWorkspaceSession => with(answer, style, publish::rebased),
         OperationName::PublishWorkspaceSession => with(answer, style, publish::published),
         OperationName::ExecCommand | OperationName::WriteCommandStdin => {
             with(answer, style, command::reply)

@@ -3,7 +3,8 @@
 use sandstack_api::Blob;
 use sandstack_api::management::Refreshed;
 use sandstack_api::runtime::{
-    Conflict, ConflictKind, Dependency, LineRange, PublishOutcome, Published, SavedRef, SkippedPath,
+    Conflict, ConflictKind, Dependency, LineRange, PublishOutcome, Published, RebaseOutcome,
+    RebasedSession, SavedRef, SkippedPath, StaleRead,
 };
 
 use super::{Answer, Style, Tone, escaped, escaped_lines, units};
@@ -18,7 +19,47 @@ pub(crate) fn published(answer: &Published, style: &Style) -> Answer {
         mine: "session",
     };
     let mut out = told.answer(format!("{}\n", summary(answer, style)), style);
-    for stale in &answer.stale_reads {
+    write_stale(&mut out, &answer.stale_reads);
+    for path in &answer.rest_conflicts {
+        out = out.note(format!(
+            "{} is not published and conflicts with the new layer, so the session stays on its base",
+            escaped(&path.0)
+        ));
+    }
+    out
+}
+
+pub(crate) fn rebased(answer: &RebasedSession, style: &Style) -> Answer {
+    let (session, head) = (&answer.workspace_session_id, &answer.head);
+    let paths = units::plural(answer.changed_paths, "changed path");
+    let text = match answer.outcome {
+        RebaseOutcome::Rebased => {
+            let word = style.paint(Tone::Good, "rebased");
+            format!("{session} {word} onto {head} with {paths}\n")
+        }
+        RebaseOutcome::NoChange => format!("{session} is on {head} already\n"),
+        RebaseOutcome::DryRun => format!("{session} would be rebased onto {head} with {paths}\n"),
+        RebaseOutcome::Conflict => {
+            let count = units::plural(answer.conflict_count, "conflict");
+            let count = style.paint(Tone::Bad, &count);
+            format!("{session} was not rebased: {count} with {head}; nothing was changed\n")
+        }
+    };
+    let told = Told {
+        merged: &answer.merged_paths,
+        conflicts: &answer.conflicts,
+        conflict_count: answer.conflict_count,
+        skipped: &[],
+        saved_refs: &answer.saved_refs,
+        mine: "session",
+    };
+    let mut out = told.answer(text, style);
+    write_stale(&mut out, &answer.stale_reads);
+    out
+}
+
+fn write_stale(out: &mut Answer, stale_reads: &[StaleRead]) {
+    for stale in stale_reads {
         let what = match stale.dependency {
             Dependency::Content => "read, and has changed since",
             Dependency::Existence => "found, and is gone since",
@@ -32,13 +73,6 @@ pub(crate) fn published(answer: &Published, style: &Style) -> Answer {
         let line = format!("stale {}: {what}{by}\n", escaped(&stale.path.0));
         out.data.extend_from_slice(line.as_bytes());
     }
-    for path in &answer.rest_conflicts {
-        out = out.note(format!(
-            "{} is not published and conflicts with the new layer, so the session stays on its base",
-            escaped(&path.0)
-        ));
-    }
-    out
 }
 
 pub(crate) fn refreshed(answer: &Refreshed, style: &Style) -> Answer {

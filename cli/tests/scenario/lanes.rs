@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -39,6 +40,7 @@ pub(crate) fn run(rig: &Rig, image: Option<&str>) {
     check_tree(rig, &sandbox, &project);
     check_owners(rig, &sandbox, &sessions);
     conflict_is_whole_and_keeps_the_work(rig, &sandbox);
+    a_command_runs_on_over_a_publish(rig, &sandbox);
     let listed = rig
         .call(
             "runtime",
@@ -306,6 +308,68 @@ fn conflict_is_whole_and_keeps_the_work(rig: &Rig, sandbox: &str) {
         &["destroy_workspace_session", &second, "--force"],
     )
     .ok();
+}
+
+fn a_command_runs_on_over_a_publish(rig: &Rig, sandbox: &str) {
+    let (session, other) = (open(rig, sandbox, "runs"), open(rig, sandbox, "others"));
+    let script = "mkdir here; cd here; exec 3> log; echo one >&3; echo ready; read go; \
+        echo two >&3; pwd | tail -c 6; cat ../from-others; cat log";
+    let started = rig
+        .call(
+            "runtime",
+            &[
+                "--sandbox-id",
+                sandbox,
+                "exec_command",
+                script,
+                "--workspace-session-id",
+                &session,
+                "--tty=false",
+                "--keep-stdin-open",
+                "--yield-time-ms",
+                "0",
+            ],
+        )
+        .ok();
+    let command = started["command_session_id"].as_str().unwrap();
+    let begun = Instant::now();
+    loop {
+        let lines = rig.call("runtime", &["read_command_lines", command]).ok();
+        if lines["lines"][0]["content"] == "ready" {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{lines:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    rig.exec(sandbox, &other, "echo others > from-others");
+    rig.call("runtime", &["publish_workspace_session", &other])
+        .ok();
+    let published = rig
+        .call(
+            "runtime",
+            &["publish_workspace_session", &session, "--keep-open"],
+        )
+        .ok();
+    assert_eq!(published["base"], published["layer"], "{published:#}");
+    let ended = rig
+        .call(
+            "runtime",
+            &[
+                "write_command_stdin",
+                command,
+                "go\n",
+                "--yield-time-ms",
+                "30000",
+            ],
+        )
+        .ok();
+    assert_eq!(ended["exit_code"], 0, "{ended:#}");
+    let said = ended["output"]["content"].as_str().unwrap();
+    assert!(said.ends_with("/here\nothers\none\ntwo\n"), "{said:?}");
+    let published = rig
+        .call("runtime", &["publish_workspace_session", &session])
+        .ok();
+    assert_eq!(published["changed_paths"], 1, "{published:#}");
 }
 
 fn open(rig: &Rig, sandbox: &str, name: &str) -> String {

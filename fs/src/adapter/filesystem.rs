@@ -13,8 +13,8 @@ use fuser::{
 };
 use sandstack_store::{Attributes, Kind, NAME_MAX, Timestamp};
 
+use super::Adapter;
 use super::convert::{attr, caller, errno, file_type, set_time};
-use super::{Adapter, serve};
 use crate::error::Result;
 use crate::requests::{
     FOREVER, MAX_BACKGROUND, MAX_TRANSFER, Sized, WriteOrigin, guarded, new_mode,
@@ -62,7 +62,7 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        serve(request, "lookup", || {
+        self.serve(request, "lookup", || {
             let found = self
                 .requests
                 .lookup(caller(request), parent.0, name.as_bytes());
@@ -75,7 +75,7 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        serve(request, "getattr", || {
+        self.serve(request, "getattr", || {
             match self.requests.attributes(ino.0) {
                 Ok(found) => reply.attr(&FOREVER, &attr(&found)),
                 Err(error) => reply.error(errno(error)),
@@ -101,7 +101,7 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        serve(request, "setattr", || {
+        self.serve(request, "setattr", || {
             let set = SetAttributes {
                 mode: mode.map(|mode| (mode & 0o7777) as u16),
                 uid,
@@ -118,7 +118,7 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        serve(request, "readlink", || {
+        self.serve(request, "readlink", || {
             match self.requests.read_link(caller(request), ino.0) {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(errno(error)),
@@ -136,7 +136,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        serve(request, "mknod", || {
+        self.serve(request, "mknod", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let made = self
                 .requests
@@ -154,7 +154,7 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        serve(request, "mkdir", || {
+        self.serve(request, "mkdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let made = self.requests.make(
                 caller,
@@ -175,7 +175,7 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        serve(request, "symlink", || {
+        self.serve(request, "symlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
             let made = self
@@ -186,14 +186,14 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        serve(request, "unlink", || {
+        self.serve(request, "unlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.unlink(caller, parent.0, name), reply);
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        serve(request, "rmdir", || {
+        self.serve(request, "rmdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.remove_directory(caller, parent.0, name),
@@ -212,7 +212,7 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        serve(request, "rename", || {
+        self.serve(request, "rename", || {
             let from = (parent.0, name.as_bytes());
             let to = (newparent.0, newname.as_bytes());
             let renamed = self
@@ -230,14 +230,14 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        serve(request, "link", || {
+        self.serve(request, "link", || {
             let (caller, name) = (caller(request), newname.as_bytes());
             entry(self.requests.link(caller, ino.0, newparent.0, name), reply);
         });
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        serve(request, "open", || {
+        self.serve(request, "open", || {
             opened(self.requests.open(caller(request), ino.0, flags.0), reply);
         });
     }
@@ -252,7 +252,7 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        serve(request, "create", || {
+        self.serve(request, "create", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let mode = new_mode(mode, umask);
             match self.requests.create(caller, parent.0, name, mode, flags) {
@@ -279,7 +279,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        serve(request, "read", || {
+        self.serve(request, "read", || {
             match self.requests.read(caller(request), ino.0, offset, size) {
                 Ok(bytes) => reply.data(&bytes),
                 Err(error) => reply.error(errno(error)),
@@ -299,7 +299,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        serve(request, "write", || {
+        self.serve(request, "write", || {
             let origin = WriteOrigin::from_flags(write_flags.bits());
             match self
                 .requests
@@ -346,7 +346,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        serve(request, "opendir", || {
+        self.serve(request, "opendir", || {
             opened(self.requests.open_directory(caller(request), ino.0), reply);
         });
     }
@@ -359,7 +359,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        serve(request, "readdir", || {
+        self.serve(request, "readdir", || {
             let add = |name: &[u8], found: &Attributes, next| {
                 let kind = file_type(found.kind);
                 !reply.add(INodeNo(found.ino), next, kind, OsStr::from_bytes(name))
@@ -382,7 +382,7 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        serve(request, "readdirplus", || {
+        self.serve(request, "readdirplus", || {
             let add = |name: &[u8], found: &Attributes, next| {
                 !reply.add(
                     INodeNo(found.ino),
@@ -404,7 +404,7 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        serve(request, "statfs", || match self.requests.space() {
+        self.serve(request, "statfs", || match self.requests.space() {
             Ok(space) => reply.statfs(
                 space.blocks,
                 space.free,
@@ -429,7 +429,7 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        serve(request, "setxattr", || {
+        self.serve(request, "setxattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.set_xattr(caller, ino.0, name, value, flags),
@@ -446,19 +446,19 @@ impl Filesystem for Adapter {
         size: u32,
         reply: ReplyXattr,
     ) {
-        serve(request, "getxattr", || {
+        self.serve(request, "getxattr", || {
             sized(self.requests.xattr(ino.0, name.as_bytes(), size), reply);
         });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        serve(request, "listxattr", || {
+        self.serve(request, "listxattr", || {
             sized(self.requests.xattrs(ino.0, size), reply);
         });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        serve(request, "removexattr", || {
+        self.serve(request, "removexattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.remove_xattr(caller, ino.0, name), reply);
         });
@@ -488,7 +488,7 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        serve(request, "fallocate", || {
+        self.serve(request, "fallocate", || {
             let caller = caller(request);
             empty(
                 self.requests.allocate(caller, ino.0, offset, length, mode),
@@ -506,7 +506,7 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        serve(request, "lseek", || {
+        self.serve(request, "lseek", || {
             match self.requests.seek(ino.0, offset, whence) {
                 Ok(offset) => reply.offset(offset as i64),
                 Err(error) => reply.error(errno(error)),
@@ -527,7 +527,7 @@ impl Filesystem for Adapter {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        serve(request, "copy_file_range", || {
+        self.serve(request, "copy_file_range", || {
             let (from, to) = ((ino_in.0, offset_in), (ino_out.0, offset_out));
             match self.requests.copy_range(caller(request), from, to, len) {
                 Ok(copied) => reply.written(copied),

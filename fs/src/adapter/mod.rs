@@ -17,8 +17,11 @@ pub(crate) struct Adapter {
     pub(crate) requests: Requests,
 }
 
-/// Runs the handler of a request where its caller is.
-fn serve(request: &Request, operation: &'static str, handler: impl FnOnce()) {
-    placement::follow(request.pid());
-    guarded(operation, handler);
+impl Adapter {
+    /// Runs the handler of a request where its caller is.
+    fn serve(&self, request: &Request, operation: &'static str, handler: impl FnOnce()) {
+        placement::follow(request.pid());
+        let _entered = self.requests.trees.enter();
+        guarded(operation, handler);
+    }
 }

@@ -23,7 +23,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 use sandstack_store::{
-    AccessKind, AccessRow, Actor, Attributes, Ino, Kind, Name, RelPath, Result, Upper,
+    AccessKind, AccessRow, Actor, Attributes, Ino, Kind, LeaseId, LeaseRecord, Name, RelPath,
+    Result, Store, Upper,
 };
 
 use crate::profile::TraceMode;
@@ -117,7 +118,10 @@ struct Counts {
 
 /// Notes the accesses of one session.
 pub struct Recorder {
-    upper: Arc<Upper>,
+    /// What the view shows. The record stays under the lease that it began with.
+    upper: RwLock<Arc<Upper>>,
+    lease: LeaseRecord,
+    store: Store,
     session: Arc<str>,
     mode: TraceMode,
     commands: Arc<Commands>,
@@ -168,13 +172,14 @@ impl Recorder {
                 program: None,
             }),
             own_pid: std::process::id(),
-            upper,
+            lease: upper.lease().clone(),
+            store: upper.stack().store().clone(),
+            upper: RwLock::new(upper),
         });
         if mode == TraceMode::Off {
             return Ok(recorder);
         }
-        let lease = recorder.upper.lease();
-        let log = recorder.upper.stack().store().access_log();
+        let (lease, log) = (&recorder.lease, recorder.store.access_log());
         log.begin(lease.stack, lease.id, session, mode.as_str(), now_unix_ms())?;
         let writer = Arc::clone(&recorder);
         let spawned = std::thread::Builder::new()
@@ -186,6 +191,11 @@ impl Recorder {
             source,
         })?;
         Ok(recorder)
+    }
+
+    /// The lease under which it records.
+    pub fn lease(&self) -> LeaseId {
+        self.lease.id
     }
 
     /// What is recorded.
@@ -250,10 +260,8 @@ impl Recorder {
             // Rows were lost: left open, the record shows the gap.
             return Ok(());
         }
-        let lease = self.upper.lease();
-        self.upper
-            .stack()
-            .store()
+        let lease = &self.lease;
+        self.store
             .access_log()
             .end(lease.stack, lease.id, now_unix_ms())
     }
@@ -264,7 +272,7 @@ impl Recorder {
             return;
         }
         let Ok(name) = Name::new(name) else { return };
-        let path = self.paths.lock().entry(&self.upper, parent, &name);
+        let path = self.paths.lock().entry(&self.upper.read(), parent, &name);
         self.note(pid, path, kind, bytes);
     }
 
@@ -273,7 +281,7 @@ impl Recorder {
         if self.mode == TraceMode::Off {
             return;
         }
-        let path = self.paths.lock().inode(&self.upper, ino);
+        let path = self.paths.lock().inode(&self.upper.read(), ino);
         self.note(pid, path, kind, bytes);
     }
 
@@ -329,6 +337,13 @@ impl Recorder {
         if self.mode != TraceMode::Off {
             self.paths.lock().directories_moved();
         }
+    }
+
+    /// Says that the view shows another upper from now on.
+    pub(crate) fn go_over(&self, upper: Arc<Upper>) {
+        let mut paths = self.paths.lock();
+        paths.go_over(&upper);
+        *self.upper.write() = upper;
     }
 
     /// Says that a process has become another program.
@@ -418,10 +433,8 @@ impl Recorder {
                 last_unix_ms: counts.last_unix_ms,
             })
             .collect();
-        let lease = self.upper.lease();
-        self.upper
-            .stack()
-            .store()
+        let lease = &self.lease;
+        self.store
             .access_log()
             .append(lease.stack, lease.id, &rows, now_unix_ms())
     }

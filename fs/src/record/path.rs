@@ -24,6 +24,17 @@ impl Paths {
         self.files.clear();
     }
 
+    /// The view shows another upper from now on. What is where it was last found stays known: the
+    /// layer knows the rest.
+    pub(super) fn go_over(&mut self, upper: &Upper) {
+        self.directories_moved();
+        let state = upper.state();
+        self.names.retain(|ino, (parent, name)| {
+            let found = upper.lookup(&state, *parent, name.as_bytes());
+            matches!(found, Ok(Some((found, _))) if found == *ino)
+        });
+    }
+
     pub(super) fn entry(&mut self, upper: &Upper, parent: Ino, name: &Name) -> Arc<RelPath> {
         Arc::new(self.directory(upper, parent).join(name))
     }

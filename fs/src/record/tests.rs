@@ -53,8 +53,8 @@ impl Rig {
     /// What has been written: paths, and whose they were.
     fn written(&self) -> Vec<(String, Option<String>)> {
         self.recorder.flush().unwrap();
-        let lease = self.recorder.upper.lease();
-        let store = self.recorder.upper.stack().store().clone();
+        let lease = &self.recorder.lease;
+        let store = self.recorder.store.clone();
         let answer = store
             .access_log()
             .query(lease.stack, &AccessFilter::default())
@@ -179,8 +179,8 @@ fn rows_are_written_without_being_asked_for() {
     let rig = Rig::new();
     rig.opened(6, "a");
     let log = || {
-        let lease = rig.recorder.upper.lease();
-        let store = rig.recorder.upper.stack().store();
+        let lease = &rig.recorder.lease;
+        let store = &rig.recorder.store;
         let filter = AccessFilter::default();
         store
             .access_log()

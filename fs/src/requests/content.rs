@@ -1,5 +1,7 @@
 //! Requests about the content of files.
 
+use std::sync::Arc;
+
 use sandstack_store::{AccessKind, Ino, Seek};
 
 use super::Requests;
@@ -35,7 +37,7 @@ impl WriteOrigin {
 
 impl Requests {
     pub(crate) fn read(&self, caller: Caller, ino: Ino, offset: u64, size: u32) -> Result<Vec<u8>> {
-        let bytes = self.tree.read(ino, offset, size as usize)?;
+        let bytes = self.trees.of(ino).read(ino, offset, size as usize)?;
         self.recorder
             .inode(caller.pid, ino, AccessKind::Read, bytes.len() as u64);
         Ok(bytes)
@@ -51,7 +53,7 @@ impl Requests {
         origin: WriteOrigin,
     ) -> Result<()> {
         let loser = origin.kill_setid.then_some(caller);
-        let lost = self.tree.write(ino, offset, data, loser)?;
+        let lost = self.trees.of(ino).write(ino, offset, data, loser)?;
         self.tell_mode(ino, lost);
         // A page written back by the kernel was changed by whoever mapped it, at a time of its own:
         // the request's process is the kernel's.
@@ -70,7 +72,10 @@ impl Requests {
         length: u64,
         mode: i32,
     ) -> Result<()> {
-        let lost = self.tree.allocate(caller, ino, offset, length, mode)?;
+        let lost = self
+            .trees
+            .of(ino)
+            .allocate(caller, ino, offset, length, mode)?;
         self.tell_mode(ino, lost);
         self.recorder.inode(caller.pid, ino, AccessKind::Write, 0);
         Ok(())
@@ -84,7 +89,7 @@ impl Requests {
             _ => return Err(Error::Invalid),
         };
         let offset = u64::try_from(offset).map_err(|_| Error::NoData)?;
-        self.tree.seek(ino, offset, seek)
+        self.trees.of(ino).seek(ino, offset, seek)
     }
 
     /// Returns how many bytes were copied.
@@ -96,7 +101,13 @@ impl Requests {
         length: u64,
     ) -> Result<u32> {
         let length = length.min(MAX_COPY);
-        let (copied, lost) = self.tree.copy_range(caller, from, to, length)?;
+        let _entered = self.trees.enter();
+        let tree = self.trees.of(to.0);
+        if !Arc::ptr_eq(&tree, &self.trees.of(from.0)) {
+            // One of them was removed by others: the caller copies by itself.
+            return Err(Error::Unsupported);
+        }
+        let (copied, lost) = tree.copy_range(caller, from, to, length)?;
         self.tell_mode(to.0, lost);
         self.recorder
             .inode(caller.pid, from.0, AccessKind::Read, copied);

@@ -23,7 +23,8 @@ impl Requests {
         parent: Ino,
         name: &[u8],
     ) -> Result<Option<Attributes>> {
-        match self.tree.lookup(parent, name) {
+        let tree = self.trees.of(parent);
+        match tree.lookup(parent, name) {
             // Without a name it is about to go: the kernel has given it back, or would not ask.
             Ok(found) if matches!(name, b"." | b"..") && found.nlink == 0 => Ok(None),
             Ok(found) if matches!(name, b"." | b"..") => {
@@ -33,8 +34,7 @@ impl Requests {
             Err(Error::NotFound) if matches!(name, b"." | b"..") => Ok(None),
             Ok(found) => {
                 self.known.told(found.ino);
-                self.recorder
-                    .named_if_changed(&self.tree, &found, parent, name);
+                self.recorder.named_if_changed(&tree, &found, parent, name);
                 self.recorder
                     .entry(caller.pid, parent, name, AccessKind::Lookup, 0);
                 Ok(Some(self.owned(found)))
@@ -49,7 +49,7 @@ impl Requests {
     }
 
     pub(crate) fn read_link(&self, caller: Caller, ino: Ino) -> Result<Box<[u8]>> {
-        let target = self.tree.read_link(ino)?;
+        let target = self.trees.of(ino).read_link(ino)?;
         self.recorder
             .inode(caller.pid, ino, AccessKind::Read, target.len() as u64);
         Ok(target)
@@ -63,7 +63,10 @@ impl Requests {
         mode: NewMode,
         node: NewNode,
     ) -> Result<Attributes> {
-        let made = self.tree.create(caller, parent, name, mode, node)?;
+        let made = self
+            .trees
+            .of(parent)
+            .create(caller, parent, name, mode, node)?;
         self.known.told(made.ino);
         self.recorder.named(made.ino, parent, name);
         self.recorder
@@ -106,14 +109,14 @@ impl Requests {
     }
 
     pub(crate) fn unlink(&self, caller: Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.tree.unlink(parent, name)?;
+        self.trees.of(parent).unlink(parent, name)?;
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Remove, 0);
         Ok(())
     }
 
     pub(crate) fn remove_directory(&self, caller: Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.tree.remove_directory(parent, name)?;
+        self.trees.of(parent).remove_directory(parent, name)?;
         self.recorder.directories_moved();
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Remove, 0);
@@ -135,14 +138,10 @@ impl Requests {
             libc::RENAME_WHITEOUT => RenameMode::Whiteout,
             _ => return Err(Error::Invalid),
         };
-        self.tree.rename(caller, from, to, mode)?;
-        self.recorder.renamed(
-            &self.tree,
-            caller.pid,
-            from,
-            to,
-            mode == RenameMode::Exchange,
-        );
+        let tree = self.trees.of(from.0);
+        tree.rename(caller, from, to, mode)?;
+        self.recorder
+            .renamed(&tree, caller.pid, from, to, mode == RenameMode::Exchange);
         Ok(())
     }
 
@@ -153,7 +152,7 @@ impl Requests {
         parent: Ino,
         name: &[u8],
     ) -> Result<Attributes> {
-        let found = self.tree.link(ino, parent, name)?;
+        let found = self.trees.of(parent).link(ino, parent, name)?;
         self.known.told(ino);
         self.recorder.named(ino, parent, name);
         self.recorder
@@ -174,14 +173,16 @@ impl Requests {
         if from == 0 && self.profile.list_without_message {
             self.recorder.inode(caller.pid, ino, AccessKind::List, 0);
         }
-        self.tree.list(ino, from, attributes, |name, found, next| {
-            let taken = wanted(name, &self.owned(*found), next);
-            // A listing with attributes is a look-up of each entry; but of `.` and `..`.
-            if taken && attributes && next > 2 {
-                self.known.told(found.ino);
-            }
-            taken
-        })
+        self.trees
+            .of(ino)
+            .list(ino, from, attributes, |name, found, next| {
+                let taken = wanted(name, &self.owned(*found), next);
+                // A listing with attributes is a look-up of each entry; but of `.` and `..`.
+                if taken && attributes && next > 2 {
+                    self.known.told(found.ino);
+                }
+                taken
+            })
     }
 
     /// `flags` as `setxattr(2)` has them.
@@ -199,10 +200,11 @@ impl Requests {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Error::Invalid),
         };
-        let loses_setgid = self.tree.set_xattr(ino, name, value, mode)?
-            && !caller.is_member(self.tree.attributes(ino)?.gid);
+        let tree = self.trees.of(ino);
+        let loses_setgid =
+            tree.set_xattr(ino, name, value, mode)? && !caller.is_member(tree.attributes(ino)?.gid);
         if loses_setgid {
-            self.tree.drop_setgid(ino)?;
+            tree.drop_setgid(ino)?;
         }
         self.recorder
             .inode(caller.pid, ino, AccessKind::Metadata, 0);
@@ -211,13 +213,14 @@ impl Requests {
 
     /// The value of an attribute, into a buffer of `size` bytes; 0 asks how large it must be.
     pub(crate) fn xattr(&self, ino: Ino, name: &[u8], size: u32) -> Result<Sized> {
-        sized(self.tree.xattr(ino, name)?, size)
+        sized(self.trees.of(ino).xattr(ino, name)?, size)
     }
 
     /// The names of all attributes, each ended by a zero byte; `size` as for a value.
     pub(crate) fn xattrs(&self, ino: Ino, size: u32) -> Result<Sized> {
         let names: Vec<u8> = self
-            .tree
+            .trees
+            .of(ino)
             .xattrs(ino)?
             .keys()
             .flat_map(|name| name.iter().copied().chain([0]))
@@ -226,7 +229,7 @@ impl Requests {
     }
 
     pub(crate) fn remove_xattr(&self, caller: Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        self.tree.remove_xattr(ino, name)?;
+        self.trees.of(ino).remove_xattr(ino, name)?;
         self.recorder
             .inode(caller.pid, ino, AccessKind::Metadata, 0);
         Ok(())

@@ -18,7 +18,8 @@ use crate::error::{Error, Result};
 use crate::notify::Notifier;
 use crate::profile::Profile;
 use crate::record::Recorder;
-use crate::tree::{Caller, SetAttributes, Space, Tree};
+use crate::tree::{Caller, SetAttributes, Space};
+use crate::trees::Trees;
 use crate::view::{Owner, SlowPool};
 
 pub(crate) use content::WriteOrigin;
@@ -46,7 +47,7 @@ const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
 /// One view, as the kernel may ask about it.
 pub(crate) struct Requests {
-    pub(crate) tree: Arc<Tree>,
+    pub(crate) trees: Arc<Trees>,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) profile: Profile,
@@ -58,7 +59,7 @@ pub(crate) struct Requests {
 
 impl Requests {
     pub(crate) fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        Ok(self.owned(self.tree.attributes(ino)?))
+        Ok(self.owned(self.trees.of(ino).attributes(ino)?))
     }
 
     pub(crate) fn set_attributes(
@@ -72,7 +73,7 @@ impl Requests {
         } else {
             AccessKind::Metadata
         };
-        let found = self.tree.set_attributes(caller, ino, set)?;
+        let found = self.trees.of(ino).set_attributes(caller, ino, set)?;
         self.recorder.inode(caller.pid, ino, kind, 0);
         Ok(self.owned(found))
     }
@@ -83,13 +84,14 @@ impl Requests {
         if !self.known.forgotten(ino, count) {
             return;
         }
-        if let Err(error) = self.tree.forget(ino) {
+        if let Err(error) = self.trees.of(ino).forget(ino) {
             tracing::error!(ino, %error, "an inode without a name could not be dropped");
         }
+        self.trees.forgotten(ino);
     }
 
     pub(crate) fn space(&self) -> Result<Space> {
-        self.tree.space()
+        self.trees.current().space()
     }
 
     /// The flags of the reply to an open. `None`: the kernel is to open this and everything else
@@ -114,7 +116,7 @@ impl Requests {
     /// A sync waits for the disk, so it is done, and answered, by a thread that serves no requests.
     /// `answer` is called once, with `None` if there was a panic.
     pub(crate) fn sync_later(&self, answer: impl FnOnce(Option<Result<()>>) + Send + 'static) {
-        let tree = Arc::clone(&self.tree);
+        let tree = self.trees.current();
         self.slow.run(Box::new(move || {
             let synced = guarded("fsync", || tree.sync());
             guarded("fsync", || answer(synced));

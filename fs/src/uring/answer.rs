@@ -40,6 +40,7 @@ const LONG_COPY: u64 = 1 << 20;
 /// # Errors
 /// The errno that is the answer.
 pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered, Errno> {
+    let _entered = requests.trees.enter();
     let (ino, caller) = (exchange.header.ino, exchange.header.caller);
     match exchange.header.opcode {
         opcode::LOOKUP => {

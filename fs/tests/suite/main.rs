@@ -1,5 +1,5 @@
 //! The filesystem from outside: the tree against a simple filesystem in memory, views on real mounts
-//! against the disk below them, and sentence by sentence of docs/semantics.md.
+//! against the disk below them, real programs in them, and sentence by sentence of docs/semantics.md.
 
 #![allow(
     clippy::print_stderr,
@@ -10,4 +10,6 @@
 mod fixture;
 mod oracle;
 mod posix;
+mod programs;
+mod scale;
 mod semantics;

@@ -357,6 +357,18 @@ operations! {
         positional: ["workspace_session_id"],
         runtime::PublishWorkspaceSession => runtime::Published
     }
+    RebaseWorkspaceSession {
+        name: "rebase_workspace_session",
+        title: "Bring a session onto the newest layer",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["workspace_session_id"],
+        runtime::RebaseWorkspaceSession => runtime::RebasedSession
+    }
     AttachWorkspaceSession {
         name: "attach_workspace_session",
         title: "Attach a view to the host",

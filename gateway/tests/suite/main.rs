@@ -20,6 +20,7 @@ mod files;
 mod git;
 mod going_on;
 mod layers;
+mod live;
 mod publish;
 mod restart;
 mod rig;

@@ -10,6 +10,7 @@
 //! - A message about a main process's end comes after all that could be known at that
 //!   end; one `MainExited` for each command that was born.
 
+mod freeze;
 mod processes;
 mod sweep;
 
@@ -29,6 +30,7 @@ use crate::frame::{self, Fill, FrameReader, Letter};
 use crate::protocol::{ProcessInfo, Refusal, Survivor};
 use crate::session::control::{FromInit, MainExit, ToInit};
 use crate::spawn::{self, Ground, LET_GO};
+use freeze::Frozen;
 use processes::{Belonging, Marks, Process};
 use sweep::Sweep;
 
@@ -46,6 +48,8 @@ struct Init<'a> {
     sweeps: Vec<Sweep>,
     /// When to look after leaders; `None`: nothing has ended since.
     leader_check: Option<Instant>,
+    /// The session's processes, while they stand still.
+    frozen: Option<Frozen>,
 }
 
 /// Lives until the holder is gone; returns the exit code.
@@ -64,6 +68,7 @@ pub(crate) fn run(control: &OwnedFd, ground: Ground) -> i32 {
         commands: BTreeMap::new(),
         sweeps: Vec::new(),
         leader_check: None,
+        frozen: None,
     };
     loop {
         match init.turn() {
@@ -191,6 +196,19 @@ impl Init<'_> {
             ToInit::Processes { token } => {
                 let processes = self.processes()?;
                 self.tell(&FromInit::Processes { token, processes })
+            }
+            ToInit::Freeze { token } => {
+                if self.frozen.is_none() {
+                    self.frozen = Frozen::freeze()?;
+                }
+                let still = self.frozen.is_some();
+                self.tell(&FromInit::Frozen { token, still })
+            }
+            ToInit::Thaw { token } => {
+                if let Some(frozen) = self.frozen.take() {
+                    frozen.thaw();
+                }
+                self.tell(&FromInit::Thawed { token })
             }
             ToInit::Forget { command_id } => {
                 self.commands.remove(&command_id);

@@ -76,7 +76,7 @@ pub(super) fn namespace_of(pid: i32) -> Option<u64> {
 }
 
 /// Parses `PID (NAME) STATE PPID PGRP SID …`, where the name may hold anything.
-fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
+pub(super) fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     let open = stat.iter().position(|byte| *byte == b'(')?;
     let close = stat.iter().rposition(|byte| *byte == b')')?;
     let name = stat.get(open + 1..close)?.to_vec();

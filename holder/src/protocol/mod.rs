@@ -29,7 +29,7 @@ pub use session::{
 };
 
 /// The version of this protocol. Both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The largest frame, in bytes: room for the largest argument list that Linux accepts,
 /// in base64, with some to spare.
@@ -120,6 +120,17 @@ pub enum Request {
         /// The session.
         session_id: String,
     },
+    /// Stops the processes of a session for a moment. Replied with [`Reply::Frozen`]. If the gateway
+    /// goes, they go on.
+    Freeze {
+        /// The session.
+        session_id: String,
+    },
+    /// Sets going what was stopped. Replied with [`Reply::Done`].
+    Thaw {
+        /// The session.
+        session_id: String,
+    },
     /// Copies of what the holder keeps of a session's view, for a gateway that came back and has
     /// neither: its connection (`/dev/fuse`), and its mount. Replied with [`Reply::Done`] and the
     /// two descriptors in this order, or none.
@@ -160,6 +171,11 @@ pub enum Reply {
     Processes {
         /// Every process of the session.
         processes: Vec<ProcessInfo>,
+    },
+    /// To `Freeze`.
+    Frozen {
+        /// Whether all of them stand still; if not, none was stopped.
+        still: bool,
     },
     /// Done, with nothing to say.
     Done,

@@ -107,6 +107,7 @@ impl Holder {
         }
         if self.gateway == Some(key) {
             self.gateway = None;
+            self.thaw_all();
         }
     }
 

@@ -65,6 +65,22 @@ impl Holder {
                 }
                 Err(refusal) => Err(refusal),
             },
+            Request::Freeze { session_id } => match self.ready_session_mut(&session_id) {
+                Ok(session) => {
+                    session.frozen = true;
+                    self.ask(&session_id, reply_to, |token| ToInit::Freeze { token });
+                    return;
+                }
+                Err(refusal) => Err(refusal),
+            },
+            Request::Thaw { session_id } => match self.ready_session_mut(&session_id) {
+                Ok(session) => {
+                    session.frozen = false;
+                    self.ask(&session_id, reply_to, |token| ToInit::Thaw { token });
+                    return;
+                }
+                Err(refusal) => Err(refusal),
+            },
             Request::ViewDescriptors { session_id } => {
                 match self.view_descriptors(&session_id) {
                     Ok(kept) => self.reply(reply_to, Reply::Done, kept),
@@ -112,6 +128,28 @@ impl Holder {
             .ok_or_else(|| Refusal::SessionUnknown {
                 session_id: session_id.to_owned(),
             })
+    }
+
+    fn ready_session_mut(&mut self, session_id: &str) -> Result<&mut Session, Refusal> {
+        self.ready_session(session_id)?;
+        let session = self.sessions.get_mut(session_id);
+        session.ok_or_else(|| Refusal::SessionUnknown {
+            session_id: session_id.to_owned(),
+        })
+    }
+
+    /// Sets going every session that was stopped: whoever wanted that is gone.
+    pub(super) fn thaw_all(&mut self) {
+        let frozen: Vec<String> = self
+            .sessions
+            .iter_mut()
+            .filter_map(|(id, session)| std::mem::take(&mut session.frozen).then(|| id.clone()))
+            .collect();
+        for session_id in frozen {
+            // Nobody waits for the answer.
+            let token = self.next_token();
+            self.tell_session(&session_id, &ToInit::Thaw { token }, Vec::new());
+        }
     }
 
     fn view_descriptors(&self, session_id: &str) -> Result<Vec<OwnedFd>, Refusal> {

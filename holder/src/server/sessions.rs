@@ -51,6 +51,8 @@ pub(super) struct Session {
     /// Kept for a gateway that comes back: the view's connection, and its mount.
     kept: Vec<OwnedFd>,
     destroyers: Vec<ReplyTo>,
+    /// Whether its processes were stopped, for a gateway that is there.
+    pub(super) frozen: bool,
     /// When its stage should be over: the making, or the ending.
     deadline: Instant,
 }
@@ -187,6 +189,7 @@ impl Holder {
             env: request.env,
             kept,
             destroyers: Vec::new(),
+            frozen: false,
             deadline: Instant::now() + MAKE_PATIENCE,
         };
         self.timers
@@ -266,6 +269,8 @@ impl Holder {
             FromInit::Processes { token, processes } => {
                 self.answer(token, Reply::Processes { processes });
             }
+            FromInit::Frozen { token, still } => self.answer(token, Reply::Frozen { still }),
+            FromInit::Thawed { token } => self.answer(token, Reply::Done),
         }
     }
 
@@ -555,8 +560,7 @@ impl Holder {
         reply_to: ReplyTo,
         message: impl FnOnce(u64) -> ToInit,
     ) {
-        let token = self.next_ask;
-        self.next_ask += 1;
+        let token = self.next_token();
         self.asks.insert(
             token,
             Ask {
@@ -565,6 +569,12 @@ impl Holder {
             },
         );
         self.tell_session(session_id, &message(token), Vec::new());
+    }
+
+    /// A number for a question to an init.
+    pub(super) fn next_token(&mut self) -> u64 {
+        self.next_ask += 1;
+        self.next_ask
     }
 
     fn answer(&mut self, token: u64, reply: Reply) {

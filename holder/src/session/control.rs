@@ -29,6 +29,10 @@ pub(crate) enum ToInit {
     Survivors { token: u64, command_id: String },
     /// List all processes; answered by `Processes`.
     Processes { token: u64 },
+    /// Stop all processes; answered by `Frozen`.
+    Freeze { token: u64 },
+    /// Set going again what was stopped; answered by `Thawed`.
+    Thaw { token: u64 },
     /// The command will not be asked about again.
     Forget { command_id: String },
 }
@@ -72,6 +76,10 @@ pub(crate) enum FromInit {
         token: u64,
         processes: Vec<ProcessInfo>,
     },
+    /// Answer to `Freeze`: whether all of them stand still. If not, all go on.
+    Frozen { token: u64, still: bool },
+    /// Answer to `Thaw`.
+    Thawed { token: u64 },
 }
 
 /// A command to start.

@@ -8,6 +8,7 @@
 //!
 //! After a rejected, failed or interrupted publish the head and the session are as before.
 
+mod carry;
 mod combine;
 mod conflict;
 mod delta;
@@ -42,6 +43,7 @@ use crate::digest::Digest;
 use crate::edit;
 use crate::error::{Error, Result};
 use crate::layer::{LayerId, LayerKind, LayerRecord, Owner};
+use crate::lease::LeaseId;
 use crate::name::RelPath;
 use crate::point;
 use crate::stack::{Stack, StackRecord};
@@ -79,6 +81,8 @@ pub struct PublishOptions {
     pub validate: Validate,
     /// Do not publish what the ignored route applies to.
     pub drop_ignored: bool,
+    /// Further leases under which what the session read is on record: those that it had before.
+    pub records: Vec<LeaseId>,
 }
 
 impl PublishOptions {
@@ -96,6 +100,7 @@ impl PublishOptions {
             paths: Vec::new(),
             validate: Validate::Writes,
             drop_ignored: false,
+            records: Vec::new(),
         }
     }
 }
@@ -216,7 +221,7 @@ impl Stack {
 
         let writers = self.writers(upper)?;
         let mut reads = match options.validate {
-            Validate::Reads => Some(Reads::of(self, upper, options.validate)?),
+            Validate::Reads => Some(Reads::of(self, upper, options)?),
             Validate::Writes => None,
         };
         let mut attempt = 0;
@@ -245,7 +250,7 @@ impl Stack {
             if !resolver.head_is_base() {
                 let reads = match &mut reads {
                     Some(reads) => reads,
-                    none => none.insert(Reads::of(self, upper, options.validate)?),
+                    none => none.insert(Reads::of(self, upper, options)?),
                 };
                 report.stale_reads = reads.stale(&resolver, upper)?;
             }
@@ -337,7 +342,8 @@ impl Stack {
 }
 
 impl PublishReport {
-    fn empty(outcome: Outcome, head: LayerId) -> Self {
+    /// That of a publish which had nothing to do.
+    pub fn empty(outcome: Outcome, head: LayerId) -> Self {
         PublishReport {
             outcome,
             head,

@@ -10,14 +10,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::ChangeKind;
 use super::resolve::Resolver;
 use super::route::{Route, Router};
 use super::since::Since;
+use super::{ChangeKind, PublishOptions};
 use crate::access::{AccessFilter, AccessKind};
 use crate::compare::{PathChange, compare};
 use crate::error::{Error, Result};
 use crate::layer::{LayerId, Owner};
+use crate::lease::LeaseId;
 use crate::name::RelPath;
 use crate::node::Kind;
 use crate::stack::Stack;
@@ -64,10 +65,25 @@ pub(super) struct Reads(BTreeSet<(RelPath, Dependency)>);
 
 impl Reads {
     /// Reads the record of the session.
-    pub(super) fn of(stack: &Stack, upper: &Upper, validate: Validate) -> Result<Reads> {
-        let lease = upper.lease();
+    pub(super) fn of(stack: &Stack, upper: &Upper, options: &PublishOptions) -> Result<Reads> {
+        let mut reads = BTreeSet::new();
+        for lease in options.records.iter().chain([&upper.lease().id]) {
+            // The present lease need have no record, if one of those before has.
+            let recorded = *lease != upper.lease().id || options.records.is_empty();
+            reads.extend(Reads::under(stack, *lease, recorded, options.validate)?);
+        }
+        Ok(Reads(reads))
+    }
+
+    /// What is on record under one lease, which must have a record if `recorded` says so.
+    fn under(
+        stack: &Stack,
+        lease: LeaseId,
+        recorded: bool,
+        validate: Validate,
+    ) -> Result<BTreeSet<(RelPath, Dependency)>> {
         let filter = AccessFilter {
-            lease: Some(lease.id),
+            lease: Some(lease),
             kinds: vec![
                 AccessKind::Open,
                 AccessKind::Read,
@@ -84,6 +100,7 @@ impl Reads {
                 answer.modes.first().map(String::as_str),
                 answer.gaps.first(),
             ) {
+                (None, _) if !recorded => None,
                 (None | Some("off"), _) => {
                     Some("its trace mode is `off`, which records no reads".to_owned())
                 }
@@ -107,7 +124,7 @@ impl Reads {
             };
             Some((row.path, dependency))
         });
-        Ok(Reads(rows.collect()))
+        Ok(rows.collect())
     }
 
     /// Those of them that others have changed between base and head.

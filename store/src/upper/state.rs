@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::extents::{Extents, Place, Run};
 use crate::content::Content;
 use crate::name::Name;
-use crate::node::{Ino, Kind, Timestamp, Xattrs};
+use crate::node::{Body, Ino, Kind, Node, Timestamp, Xattrs};
 
 /// The attributes of a changed inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -280,6 +280,14 @@ impl State {
             .map(|(ino, changes)| (*ino, changes))
     }
 
+    /// The changed names: directory, name, and what is there now.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (Ino, &Name, Slot)> {
+        self.directories.iter().flat_map(|(&directory, changes)| {
+            let slots = changes.slots.iter();
+            slots.map(move |(name, slot)| (directory, name, *slot))
+        })
+    }
+
     pub(super) fn moved_to(&self, directory: Ino) -> Option<&(Ino, Name)> {
         self.parents.get(&directory)
     }
@@ -461,6 +469,37 @@ impl State {
         inodes.chain(slots).chain([Record::Used {
             ino: self.largest_ino,
         }])
+    }
+}
+
+impl Attrs {
+    /// Those of a node of a layer, which keeps no access times.
+    pub(crate) fn of(node: &Node) -> Self {
+        let meta = &node.meta;
+        Attrs {
+            mode: meta.mode,
+            uid: meta.uid,
+            gid: meta.gid,
+            nlink: node.nlink(),
+            atime: meta.mtime,
+            mtime: meta.mtime,
+            ctime: meta.ctime,
+        }
+    }
+}
+
+impl NewBody {
+    /// What a node of a layer is.
+    pub(crate) fn of(node: &Node) -> Self {
+        match &node.body {
+            Body::File(content) => NewBody::Lower(*content),
+            Body::Directory { .. } => NewBody::Directory,
+            Body::Symlink(target) => NewBody::Symlink(target.clone()),
+            Body::Fifo => NewBody::Fifo,
+            Body::Socket => NewBody::Socket,
+            Body::CharDevice(number) => NewBody::CharDevice(*number),
+            Body::BlockDevice(number) => NewBody::BlockDevice(*number),
+        }
     }
 }
 

@@ -379,7 +379,6 @@ impl Upper {
     /// # Errors
     /// [`Error::Corrupt`] if there is no such inode, or as reading an object.
     pub fn copy_up(&self, state: &State, ino: Ino) -> Result<Option<super::Record>> {
-        use super::NewBody;
         if state.inode(ino).is_some() {
             return Ok(None);
         }
@@ -387,21 +386,11 @@ impl Upper {
             what: format!("layer {}", self.lower().root()),
             detail: format!("it has no inode {ino}"),
         })?;
-        let attrs = super::Attrs::from(&node_attributes(&node));
-        let body = match node.body {
-            Body::File(content) => NewBody::Lower(content),
-            Body::Directory { .. } => NewBody::Directory,
-            Body::Symlink(target) => NewBody::Symlink(target),
-            Body::Fifo => NewBody::Fifo,
-            Body::Socket => NewBody::Socket,
-            Body::CharDevice(number) => NewBody::CharDevice(number),
-            Body::BlockDevice(number) => NewBody::BlockDevice(number),
-        };
         Ok(Some(super::Record::Inode {
             ino,
-            attrs,
+            attrs: super::Attrs::of(&node),
             in_lower: true,
-            body,
+            body: super::NewBody::of(&node),
         }))
     }
 }

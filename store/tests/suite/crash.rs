@@ -74,10 +74,8 @@ fn everything(place: &Path, end: &str) {
     };
     let report = stack.publish(&live.upper, &options, &mut |_| {}).unwrap();
     live.write("revision", "1\n");
-    stack
-        .rebase(&live.upper, &options, &report)
-        .unwrap()
-        .unwrap();
+    let (_, rebased) = stack.rebase(&live.upper, &options, Some(&report)).unwrap();
+    rebased.unwrap();
     child::say("done");
 }
 

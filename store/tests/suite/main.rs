@@ -9,6 +9,7 @@
 )]
 
 mod blame;
+mod carried;
 mod collect;
 mod content;
 mod corners;

@@ -10,7 +10,7 @@ use crate::programs::{Model, Raw, Step, Trace, perform, random_project, raw_step
 /// What a program of random steps does to a session; the steps are also said to `trace`. Without
 /// `again` every name that is made is made once, and no node has several: then it is beyond doubt
 /// what was moved where.
-fn run(session: &Session, steps: &[Raw], again: bool, trace: &mut Trace) {
+pub(crate) fn run(session: &Session, steps: &[Raw], again: bool, trace: &mut Trace) {
     let mut model = Model::of(&session.view());
     for (index, raw) in steps.iter().enumerate() {
         let Some(mut step) = model.step(*raw) else {

@@ -14,13 +14,12 @@ fn go_on(
     options: &PublishOptions,
 ) -> (PublishReport, Result<Session, (Session, Vec<Conflict>)>) {
     let report = session.try_publish(options);
-    let rebased = session
+    let (rest, rebased) = session
         .stack
-        .rebase(&session.upper, options, &report)
+        .rebase(&session.upper, options, Some(&report))
         .unwrap();
-    let rebased = match rebased {
-        Ok(rebased) => rebased,
-        Err(conflicts) => return (report, Err((session, conflicts))),
+    let Some(rebased) = rebased else {
+        return (report, Err((session, rest.conflicts)));
     };
     let store = session.stack.store().clone();
     let old = session.lease.id();

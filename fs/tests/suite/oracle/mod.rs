@@ -1,9 +1,10 @@
 //! A view against a disk: the same random program of system calls, by several users, on a tree in a
 //! view and on its twin on the filesystem of the temporary directory. What every call answers is
-//! compared, and after each everything that can be asked of the two trees.
+//! compared, and after each everything that can be asked of the two trees. `together` has several
+//! processes that run programs at once.
 
 mod program;
-mod seen;
+mod together;
 mod twin;
 
 use std::fs;
@@ -14,16 +15,16 @@ use std::time::Duration;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use rustix::fs::FileType;
 
+use crate::fixture::seen::{self, Seen, fine_times};
 use crate::fixture::{Disk, MODES, Scratch, Watchdog, cases, lacks, lacks_root, syscalls};
 use program::{Call, Step};
-use seen::{Seen, fine_times};
 use twin::Twin;
 
 /// Random programs that one view serves, each in a tree of its own; then there is a new view.
 const TREES: usize = 60;
 
 /// A tree with something of everything, small enough that random calls meet.
-fn fill(tree: &Path) {
+pub(crate) fn fill(tree: &Path) {
     fs::create_dir_all(tree.join("a/b")).unwrap();
     fs::create_dir(tree.join("c")).unwrap();
     let bytes: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8 + 1).collect();

@@ -62,6 +62,12 @@ pub(crate) enum Call {
         to: i32,
         whence: u8,
     },
+    /// `SEEK_DATA`, or `SEEK_HOLE`.
+    SeekHole {
+        slot: u8,
+        at: u16,
+        data: bool,
+    },
     SetSizeOfOpen {
         slot: u8,
         size: u16,
@@ -69,6 +75,13 @@ pub(crate) enum Call {
     SetSize {
         at: At,
         size: u16,
+    },
+    /// Blocks read past the page cache (`O_DIRECT`), or written.
+    Direct {
+        at: At,
+        block: u8,
+        count: u8,
+        write: Option<u8>,
     },
     Allocate {
         slot: u8,
@@ -204,6 +217,8 @@ fn of_open_files() -> impl Strategy<Value = Call> {
             .prop_map(|(slot, at, length, byte)| Call::WriteAt { slot, at, length, byte }),
         1 => (slot(), -70_000..70_000i32, any::<u8>())
             .prop_map(|(slot, to, whence)| Call::Seek { slot, to, whence }),
+        2 => (slot(), any::<u16>(), any::<bool>())
+            .prop_map(|(slot, at, data)| Call::SeekHole { slot, at, data }),
         2 => (slot(), any::<u16>()).prop_map(|(slot, size)| Call::SetSizeOfOpen { slot, size }),
         3 => (slot(), any::<u8>(), any::<u16>(), any::<u16>())
             .prop_map(|(slot, mode, at, length)| Call::Allocate { slot, mode, at, length }),
@@ -221,6 +236,8 @@ fn of_open_files() -> impl Strategy<Value = Call> {
 fn of_paths() -> impl Strategy<Value = Call> {
     prop_oneof![
         1 => (at(), any::<u16>()).prop_map(|(at, size)| Call::SetSize { at, size }),
+        2 => (at(), 0..20u8, 1..8u8, proptest::option::of(any::<u8>()))
+            .prop_map(|(at, block, count, write)| Call::Direct { at, block, count, write }),
         4 => (at(), any::<u8>(), mode()).prop_map(|(at, kind, mode)| Call::Make { at, kind, mode }),
         2 => (at(), at(), any::<bool>()).prop_map(|(at, to, follow)| Call::Link { at, to, follow }),
         2 => at().prop_map(|at| Call::Unlink { at }),

@@ -71,6 +71,7 @@ impl Twin {
                 nothing()
             }
             Call::SetSize { .. }
+            | Call::Direct { .. }
             | Call::Make { .. }
             | Call::Link { .. }
             | Call::Unlink { .. }
@@ -131,6 +132,7 @@ impl Twin {
                 };
                 number(file.seek(to).map_err(errno)?)
             }
+            Call::SeekHole { slot, at, data } => self.seek_hole(slot, at.into(), data),
             Call::SetSizeOfOpen { slot, size } => {
                 self.file(slot)?.set_len(size.into()).map_err(errno)?;
                 nothing()
@@ -207,6 +209,12 @@ impl Twin {
                     Err(errno(std::io::Error::last_os_error()))
                 }
             }
+            Call::Direct {
+                at,
+                block,
+                count,
+                write,
+            } => direct(&self.path(at), block.into(), count.into(), write),
             Call::Make { at, kind, mode } => {
                 let path = self.path(at);
                 let mode = Mode::from_raw_mode(u32::from(mode) & 0o7777);
@@ -337,6 +345,40 @@ impl Twin {
         nothing()
     }
 
+    /// Where data begins or ends. Filesystems differ in how small a hole can be, so the answer is only
+    /// whether there is something behind `at`, and that what is said to be a hole is zeros. Leaves the
+    /// descriptor at `at`.
+    fn seek_hole(&self, slot: u8, at: i64, data: bool) -> Answer<Vec<u8>> {
+        let mut file = self.file(slot)?;
+        let found = file.metadata().map_err(errno)?;
+        if found.is_dir() {
+            return nothing();
+        }
+        let (size, whence) = (found.size() as i64, [libc::SEEK_HOLE, libc::SEEK_DATA]);
+        let (start, end) = match syscalls::seek(file, at, whence[usize::from(data)]) {
+            Ok(to) if data => (at, to),
+            Ok(to) => (
+                to,
+                syscalls::seek(file, to, libc::SEEK_DATA).unwrap_or(size),
+            ),
+            // No data behind `at`.
+            Err(libc::ENXIO) if data && at < size => (at, size),
+            Err(error) => return Err(error),
+        };
+        file.seek(SeekFrom::Start(at as u64)).map_err(errno)?;
+        if start < at || end < start || end > size {
+            return Ok(format!("{start} to {end} of {size}").into_bytes());
+        }
+        let mut hole = vec![0; (end - start) as usize];
+        match file.read_exact_at(&mut hole, start as u64).map_err(errno) {
+            // Open for writing only.
+            Err(libc::EBADF) => nothing(),
+            Err(error) => Err(error),
+            Ok(()) if hole.iter().all(|byte| *byte == 0) => nothing(),
+            Ok(()) => Ok(format!("no zeros in {start} to {end}").into_bytes()),
+        }
+    }
+
     /// The page of an open file that has the byte at `at`; `ENXIO` if the file ends before it.
     fn mapping(&self, slot: u8, at: u16, writable: bool) -> Answer<Mapping> {
         let file = self.file(slot)?;
@@ -363,6 +405,22 @@ impl Twin {
             path.join(["a", "b", "c", "d"][usize::from(*name)])
         })
     }
+}
+
+/// Reads or writes whole blocks past the page cache.
+fn direct(path: &Path, block: usize, count: usize, write: Option<u8>) -> Answer<Vec<u8>> {
+    let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(errno)?);
+    // Memory is as aligned as the blocks, or filesystems refuse it.
+    let mut room = vec![write.unwrap_or(0); (count + 1) * PAGE];
+    let start = room.as_ptr().align_offset(PAGE);
+    let blocks = &mut room[start..start + count * PAGE];
+    let at = (block * PAGE) as u64;
+    if write.is_some() {
+        return number(file.write_at(blocks, at).map_err(errno)? as u64);
+    }
+    let length = file.read_at(blocks, at).map_err(errno)?;
+    Ok(blocks[..length].to_vec())
 }
 
 fn nothing() -> Answer<Vec<u8>> {

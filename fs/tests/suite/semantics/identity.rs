@@ -328,6 +328,18 @@ fn handles_are_of_inodes() {
                     .open(&root)
                     .map(|file| file.metadata().unwrap().ino());
                 assert_eq!(found, Ok(*ino), "{name}");
+                // The generation of an inode is part of it.
+                let path = match *name {
+                    "new" if disk.path("dir/moved").exists() => "dir/moved",
+                    "new/file" if disk.path("dir/moved").exists() => "dir/moved/file",
+                    name => name,
+                };
+                let again = Handle::of(&disk.path(path));
+                assert_eq!(
+                    (again.kind, again.data),
+                    (handle.kind, handle.data),
+                    "{name}"
+                );
             }
             assert_eq!(gone.open(&root).map(|_| ()), Err(libc::ESTALE));
         };
@@ -335,6 +347,8 @@ fn handles_are_of_inodes() {
         fs::rename(disk.path("new"), disk.path("dir/moved")).unwrap();
         check(disk);
         disk.remount();
+        check(disk);
+        disk.kill();
         check(disk);
     });
 }

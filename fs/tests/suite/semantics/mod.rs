@@ -7,6 +7,7 @@ mod identity;
 mod links;
 mod metadata;
 mod names;
+mod persistence;
 mod renames;
 mod sharing;
 mod whole;

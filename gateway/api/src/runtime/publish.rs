@@ -30,7 +30,8 @@ pub struct PublishWorkspaceSession {
     /// the way; default all. The session goes on with the rest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<Blob>,
-    /// Go on with the session, on the new layer; processes that outlived their commands end. Default false.
+    /// Go on with the session, on the new layer. Its commands run on: for the publish they stand still, and what they
+    /// have open stays what it is. Default false.
     #[serde(default)]
     pub keep_open: bool,
     /// Whether what the session only read may have changed since its base; default `writes`.
@@ -40,10 +41,72 @@ pub struct PublishWorkspaceSession {
     #[serde(default)]
     pub ignored: IgnoredPaths,
     /// Seconds that running commands get to end after SIGTERM before they are killed, 0 to 60. Without it a
-    /// publish is refused while commands run.
+    /// publish is refused while commands run, unless the session goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 60))]
     pub grace_s: Option<u64>,
+}
+
+/// Brings a session onto the newest layer, with what it changed as its own changes still.
+///
+/// Each path that both the session and others changed is merged as by a publish; one that cannot be merged
+/// leaves the session as it was, with every conflict listed. Commands run on: they stand still for a moment, and
+/// what they have open stays what it is.
+///
+/// Example: `{"workspace_session_id": "ws-8fq2m1"}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RebaseWorkspaceSession {
+    /// The session.
+    pub workspace_session_id: SessionId,
+    /// Answer what would happen, and change nothing; default false.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Also return, for each text conflict, the merged text with diff3 markers (at most 256 KiB each); default false.
+    #[serde(default)]
+    pub markers: bool,
+}
+
+/// How a rebase ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RebaseOutcome {
+    /// The session is on the newest layer.
+    Rebased,
+    /// It was there before.
+    NoChange,
+    /// At least one path conflicts; nothing changed.
+    Conflict,
+    /// Asked by `dry_run`, and nothing conflicts.
+    DryRun,
+}
+
+/// The answer to a rebase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RebasedSession {
+    /// The session.
+    pub workspace_session_id: SessionId,
+    /// How it ended.
+    pub outcome: RebaseOutcome,
+    /// The layer that the session is based on now.
+    pub base: LayerId,
+    /// The head that its changes were resolved against.
+    pub head: LayerId,
+    /// Paths at which the session differs from the head.
+    pub changed_paths: u64,
+    /// Paths whose content was merged by lines with what others published; at most 1000.
+    pub merged_paths: Vec<Blob>,
+    /// Every conflict, in path order; at most 1000, with the whole count in `conflict_count`.
+    pub conflicts: Vec<Conflict>,
+    /// How many conflicts there are.
+    pub conflict_count: u64,
+    /// Git refs that both sides moved: where the session's commit was saved.
+    pub saved_refs: Vec<SavedRef>,
+    /// What the session read, and others have changed since the base that it had; at most 1000. Later answers do
+    /// not tell it again.
+    pub stale_reads: Vec<StaleRead>,
+    /// How many stale reads there are.
+    pub stale_read_count: u64,
 }
 
 /// What a publish checks besides conflicts.
@@ -121,8 +184,8 @@ pub struct Published {
     /// The layer that the session is based on now, if it goes on after it published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<LayerId>,
-    /// What the session did not publish and conflicts with the new layer: because of it the session stays on the base
-    /// that it had. At most 1000.
+    /// What the session did not publish and conflicts with the new layer, or could not be shown on it to those who
+    /// have it open: because of it the session stays on the base that it had. At most 1000.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rest_conflicts: Vec<Blob>,
 }
