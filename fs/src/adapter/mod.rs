@@ -9,6 +9,7 @@ mod filesystem;
 
 use fuser::Request;
 
+use crate::meter;
 use crate::placement;
 use crate::requests::{Requests, guarded};
 
@@ -22,6 +23,6 @@ impl Adapter {
     fn serve(&self, request: &Request, operation: &'static str, handler: impl FnOnce()) {
         placement::follow(request.pid());
         let _entered = self.requests.trees.enter();
-        guarded(operation, handler);
+        meter::count(operation, || guarded(operation, handler));
     }
 }
