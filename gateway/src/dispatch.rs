@@ -147,6 +147,21 @@ impl Gateway {
                     self.list_events(context, &request)
                 }))
             }
+            Request::Resources(request) => {
+                answer::<observability::Resources>(self.resources(context, request).await)
+            }
+            Request::Cgroup(request) => {
+                answer::<observability::Cgroup>(tokio::task::block_in_place(|| {
+                    self.cgroup(context, &request)
+                }))
+            }
+            Request::Topology(request) => {
+                answer::<observability::Topology>(self.topology(context, &request).await)
+            }
+            Request::Daemon(observability::Daemon {}) => {
+                context.principal.require_every_sandbox()?;
+                answer::<observability::Daemon>(Ok(tokio::task::block_in_place(|| self.daemon())))
+            }
             Request::Layerstack(request) => {
                 answer::<observability::Layerstack>(self.layerstack(context, &request).await)
             }

@@ -109,6 +109,8 @@ pub(crate) fn render(operation: OperationName, answer: &Value, style: &Style) ->
         OperationName::Snapshot => with(answer, style, observe::snapshot),
         OperationName::Trace => with(answer, style, waterfall::trace),
         OperationName::Events => with(answer, style, observe::events),
+        OperationName::Resources => with(answer, style, observe::resources),
+        OperationName::Topology => with(answer, style, observe::topology),
         OperationName::Layerstack => with(answer, style, observe::layerstack),
         OperationName::FileActivity => with(answer, style, observe::file_activity),
         // A row is readable on the day it is added; a renderer of its own can follow.
@@ -164,6 +166,8 @@ fn rows_field(operation: OperationName) -> Option<&'static str> {
         OperationName::FileBlame => Some("ranges"),
         OperationName::Trace => Some("spans"),
         OperationName::Events => Some("events"),
+        OperationName::Resources => Some("samples"),
+        OperationName::Topology => Some("sessions"),
         OperationName::Layerstack | OperationName::ListLayers => Some("layers"),
         OperationName::FileActivity => Some("rows"),
         _ => None,

@@ -657,6 +657,30 @@ operations! {
         positional: ["name"],
         observability::Events => observability::EventsReply
     }
+    Resources {
+        name: "resources",
+        title: "What commands use",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Resources => observability::ResourcesReply
+    }
+    Cgroup {
+        name: "cgroup",
+        title: "A sandbox's control groups",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Cgroup => observability::CgroupReply
+    }
     Layerstack {
         name: "layerstack",
         title: "Layers, leases and uppers",
@@ -668,6 +692,30 @@ operations! {
         errors: [NotFound],
         positional: [],
         observability::Layerstack => observability::LayerstackReply
+    }
+    Topology {
+        name: "topology",
+        title: "Processes by session",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Topology => observability::TopologyReply
+    }
+    Daemon {
+        name: "daemon",
+        title: "The gateway's own metrics",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: [],
+        observability::Daemon => observability::DaemonReply
     }
     FileActivity {
         name: "file_activity",

@@ -21,6 +21,7 @@ mod git;
 mod going_on;
 mod layers;
 mod live;
+mod observe;
 mod publish;
 mod restart;
 mod resume;
