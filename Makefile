@@ -112,7 +112,8 @@ cases: ## Runs scripts of faults on views and sandboxes (CASES=DIR; as root)
 conformance: setup ## Holds views to suites of others (XFSTESTS=DIR; as root, with pjdfstest and fsx in PATH)
 	@cargo build --workspace --all-targets
 	status=0
-	SANDSTACK_TEST_CASES=$(ORACLE_CASES) cargo test --workspace --test suite -- oracle || status=1
+	SANDSTACK_TEST_CASES=$(ORACLE_CASES) SANDSTACK_TEST_SCALE=full \
+		cargo test --workspace --test suite -- oracle scale many_files_are_removed || status=1
 	$(TARGET)/debug/conformance all --operations $(FSX_OPERATIONS) $(if $(XFSTESTS),--xfstests '$(XFSTESTS)') \
 		$(if $(PJDFSTEST_C),--pjdfstest-c '$(PJDFSTEST_C)') $(if $(UNIONMOUNT),--unionmount '$(UNIONMOUNT)') \
 		$(CONFORMANCE_ARGS) || status=1

@@ -18,7 +18,10 @@ use sandstack_fs::{
     MountOptions, Recorder, SlowPool, TraceMode, Transport, Tree, View, ViewOptions, detached,
     mount_at, unmount,
 };
-use sandstack_store::{Lease, Outcome, Owner, PublishOptions, ROOT_INO, Stack, Store, Upper};
+use sandstack_store::{
+    Lease, MergeOutcome, Outcome, Owner, PublishOptions, ROOT_INO, RelPath, Stack, Store, Upper,
+    merge_text,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -65,6 +68,25 @@ pub enum Order {
         base: PathBuf,
         /// Paths in it.
         paths: Vec<PathBuf>,
+    },
+    /// Publish so many changes of one file of so many lines, each of another line, and tell who wrote
+    /// it.
+    Blame {
+        /// A directory that was imported.
+        base: PathBuf,
+        /// Lines of the file.
+        lines: u32,
+        /// Publishes.
+        count: u32,
+    },
+    /// Merge three texts by lines.
+    Merge {
+        /// The file with the base's text.
+        base: PathBuf,
+        /// The file with the head's text.
+        head: PathBuf,
+        /// The file with the session's text.
+        mine: PathBuf,
     },
     /// Bytes of the session's content of its own.
     Space {
@@ -161,13 +183,18 @@ impl Daemon {
     /// # Errors
     /// It has gone.
     pub fn memory(&self) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let kilobytes = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"))
-            .and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
-        Ok(kilobytes.ok_or("the kernel tells no RssAnon")? * 1024)
+        status_bytes(&self.pid().to_string(), "RssAnon:")
     }
+}
+
+/// A number of kilobytes in the `status` of a process, in bytes.
+fn status_bytes(process: &str, name: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let kilobytes = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    Ok(kilobytes.ok_or_else(|| format!("the kernel tells no {name}"))? * 1024)
 }
 
 impl Drop for Daemon {
@@ -260,6 +287,8 @@ impl House {
             Order::Publish { at } => self.publish(&at),
             Order::Layers { base, count } => self.layers(&base, count),
             Order::LookUp { base, paths } => self.look_up(&base, &paths),
+            Order::Blame { base, lines, count } => self.blame(&base, lines, count),
+            Order::Merge { base, head, mine } => merge(&base, &head, &mine),
             Order::Space { at } => {
                 let mut steps = Steps::begin();
                 steps.count("bytes", self.session(&at)?.upper.content_bytes());
@@ -353,10 +382,10 @@ impl House {
 
     fn publish(&mut self, at: &Path) -> Result<Answer> {
         let session = self.session(at)?;
+        let before = self.store.disk_bytes()?;
         let mut answer = publish(&session.stack, &session.upper)?;
-        answer
-            .counts
-            .push(("content_bytes".to_owned(), session.upper.content_bytes()));
+        let grown = self.store.disk_bytes()?.saturating_sub(before);
+        answer.counts.push(("grown_bytes".to_owned(), grown));
         Ok(answer)
     }
 
@@ -364,17 +393,40 @@ impl House {
         let stack = self.stack(base)?.clone();
         let mut steps = Steps::begin();
         for number in 0..count {
-            let lease = stack.take_lease(None, "bench", None, now_unix_ms())?;
-            let upper = Arc::new(self.store.open_upper(&lease)?);
-            let files = sandstack_fs::Files::new(Arc::new(Tree::new(Arc::clone(&upper))?), b"/");
-            files.write(b"layer-number.txt", number.to_string().as_bytes(), None)?;
-            drop(files);
-            publish(&stack, &upper)?;
-            drop(upper);
-            self.store.release(lease.id())?;
+            let text = number.to_string();
+            self.publish_file(&stack, b"layer-number.txt", text.as_bytes())?;
         }
         steps.done("publish");
         steps.count("layers", stack.layer_count());
+        Ok(steps.answer)
+    }
+
+    /// Publishes this content of a file, without a mount.
+    fn publish_file(&self, stack: &Stack, path: &[u8], bytes: &[u8]) -> Result<()> {
+        let lease = stack.take_lease(None, "bench", None, now_unix_ms())?;
+        let upper = Arc::new(self.store.open_upper(&lease)?);
+        let files = sandstack_fs::Files::new(Arc::new(Tree::new(Arc::clone(&upper))?), b"/");
+        files.write(path, bytes, None)?;
+        drop(files);
+        publish(stack, &upper)?;
+        drop(upper);
+        Ok(self.store.release(lease.id())?)
+    }
+
+    fn blame(&mut self, base: &Path, lines: u32, count: u32) -> Result<Answer> {
+        const PATH: &[u8] = b"blamed.txt";
+        let stack = self.stack(base)?.clone();
+        let mut text: Vec<String> = (0..lines).map(|line| format!("line {line}\n")).collect();
+        self.publish_file(&stack, PATH, text.concat().as_bytes())?;
+        for number in 0..count {
+            text[(number * 7 % lines) as usize] = format!("change {number}\n");
+            self.publish_file(&stack, PATH, text.concat().as_bytes())?;
+        }
+        let path = RelPath::parse(PATH)?;
+        let mut steps = Steps::begin();
+        let blame = stack.blame(stack.head(), &path)?;
+        steps.done("blame");
+        steps.count("runs", blame.runs.len() as u64);
         Ok(steps.answer)
     }
 
@@ -396,6 +448,24 @@ impl House {
         self.store.release(lease.id())?;
         Ok(steps.answer)
     }
+}
+
+fn merge(base: &Path, head: &Path, mine: &Path) -> Result<Answer> {
+    let (base, head, mine) = (fs::read(base)?, fs::read(head)?, fs::read(mine)?);
+    // The peak begins at what there is now.
+    fs::write("/proc/self/clear_refs", "5")?;
+    let before = status_bytes("self", "VmRSS:")?;
+    let mut steps = Steps::begin();
+    let outcome = merge_text(&base, &head, &mine);
+    steps.done("merge");
+    let peak = status_bytes("self", "VmHWM:")?;
+    steps.count("peak_bytes", peak.saturating_sub(before));
+    let conflicts = match outcome {
+        MergeOutcome::Clean(_) => 0,
+        MergeOutcome::Conflicts(hunks) => hunks.len() as u64,
+    };
+    steps.count("conflicts", conflicts);
+    Ok(steps.answer)
 }
 
 fn publish(stack: &Stack, upper: &Upper) -> Result<Answer> {

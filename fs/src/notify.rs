@@ -26,6 +26,10 @@ impl Notifier {
         Notifier { connection }
     }
 
+    pub(crate) fn connection(&self) -> &OwnedFd {
+        &self.connection
+    }
+
     /// Says that `name` of `parent` may be another entry now. The kernel asks again when it is next
     /// looked up; working directories and mounts below stay (a plain invalidation would drop them).
     pub(crate) fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {

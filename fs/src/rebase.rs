@@ -84,12 +84,22 @@ impl View {
         }
         let touched: Vec<Ino> = old.upper().state().inodes().map(|(ino, _)| ino).collect();
         let left = left(&old, &places, &touched);
+        self.recorder().go_over(Arc::clone(tree.upper()), &left);
         if let Err(error) = old.leave(&left) {
             // They show their old names and attributes, until they are given back.
             tracing::warn!(%error, "inodes that others removed keep their names");
         }
+        let (before, after) = (old.upper().lower(), tree.upper().lower());
+        // What the kernel knows is held in the layer that is shown.
+        for ino in before
+            .held()
+            .into_iter()
+            .filter(|ino| self.known.knows(*ino))
+        {
+            after.hold(ino);
+            before.release(ino);
+        }
         self.trees.replace(&mut shown, Arc::clone(&tree), left);
-        self.recorder().go_over(Arc::clone(tree.upper()));
         drop(shown);
         tell(&self.notifier, &places, &touched);
         Ok(Rebase::Done)

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 
@@ -64,6 +65,7 @@ pub struct View {
     pub(crate) trees: Arc<Trees>,
     recorder: Arc<Recorder>,
     pub(crate) notifier: Arc<Notifier>,
+    pub(crate) known: Arc<Known>,
     transport: Transport,
     server: Server,
 }
@@ -88,36 +90,67 @@ impl View {
         slow: &Arc<SlowPool>,
         options: &ViewOptions,
     ) -> io::Result<View> {
-        let notifier = Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?));
-        let trees = Arc::new(Trees::new(tree));
-        let requests = Requests {
-            trees: Arc::clone(&trees),
-            recorder: Arc::clone(&recorder),
-            notifier: Arc::clone(&notifier),
-            profile: Profile::from(recorder.mode()),
-            slow: Arc::clone(slow),
-            owner: options.owner,
-            known: Known::default(),
-        };
-        let (transport, server) = match rings_for(options.transport)? {
-            Some(ready) => (Transport::Uring, uring::serve(ready, requests, connection)?),
-            None => (
-                Transport::Fuse,
-                serve_with_fuser(requests, connection, options.threads)?,
-            ),
-        };
+        let requests = requests(tree, recorder, &connection, slow, options)?;
+        match rings_for(options.transport)? {
+            Some(ready) => View::of(requests, Transport::Uring, |requests| {
+                uring::serve(ready, requests, connection)
+            }),
+            None => View::of(requests, Transport::Fuse, |requests| {
+                serve_with_fuser(requests, connection, options.threads)
+            }),
+        }
+    }
+
+    /// Goes on serving a connection that an earlier process has served over `/dev/fuse`, in the same
+    /// trace mode and of the same upper, and left without an end: processes that wait for an answer
+    /// get it now. `tree` is a [`Tree::resumed`].
+    ///
+    /// # Errors
+    /// The kernel cannot ask again for what was not answered (before Linux 6.9), or a thread cannot
+    /// be started.
+    pub fn resume(
+        tree: Arc<Tree>,
+        recorder: Arc<Recorder>,
+        connection: OwnedFd,
+        slow: &Arc<SlowPool>,
+        options: &ViewOptions,
+    ) -> io::Result<View> {
+        let requests = requests(tree, recorder, &connection, slow, options)?;
+        View::of(requests, Transport::Fuse, |requests| {
+            uring::resume(requests, connection)
+        })
+    }
+
+    fn of(
+        requests: Requests,
+        transport: Transport,
+        serve: impl FnOnce(Requests) -> io::Result<JoinHandle<io::Result<()>>>,
+    ) -> io::Result<View> {
+        let trees = Arc::clone(&requests.trees);
+        let recorder = Arc::clone(&requests.recorder);
+        let notifier = Arc::clone(&requests.notifier);
+        let known = Arc::clone(&requests.known);
         Ok(View {
             trees,
             recorder,
             notifier,
+            known,
             transport,
-            server: Server::new(server),
+            server: Server::new(serve(requests)?),
         })
     }
 
     /// How its requests come: never [`Transport::Auto`].
     pub fn transport(&self) -> Transport {
         self.transport
+    }
+
+    /// A copy of its connection's descriptor, for whoever keeps it ([`View::resume`]).
+    ///
+    /// # Errors
+    /// There are too many descriptors.
+    pub fn connection(&self) -> io::Result<OwnedFd> {
+        self.notifier.connection().try_clone()
     }
 
     /// What is served.
@@ -161,6 +194,26 @@ impl View {
     }
 }
 
+/// What a view does with what the kernel asks.
+fn requests(
+    tree: Arc<Tree>,
+    recorder: Arc<Recorder>,
+    connection: &OwnedFd,
+    slow: &Arc<SlowPool>,
+    options: &ViewOptions,
+) -> io::Result<Requests> {
+    Ok(Requests {
+        trees: Arc::new(Trees::new(tree)),
+        profile: Profile::from(recorder.mode()),
+        recorder,
+        notifier: Arc::new(Notifier::new(connection.as_fd().try_clone_to_owned()?)),
+        slow: Arc::clone(slow),
+        owner: options.owner,
+        known: Arc::default(),
+        given_up: AtomicUsize::new(0),
+    })
+}
+
 /// What a view over io_uring needs. `None`: it is to be served over `/dev/fuse`.
 fn rings_for(transport: Transport) -> io::Result<Option<uring::Ready>> {
     let ready = || match uring::obstacle() {
@@ -189,7 +242,9 @@ fn serve_with_fuser(
     ALLOCATION.call_once(keep_buffers_apart);
     let mut config = Config::default();
     config.n_threads = Some(threads.clamp(1, 16));
-    config.clone_fd = threads > 1;
+    // What a thread has read and not answered is lost with a descriptor of its own; with the one
+    // that is kept elsewhere, the kernel can be made to ask again.
+    config.clone_fd = false;
     // Who may use the mount is the kernel's to check, by the mount's options.
     let adapter = Adapter { requests };
     let session = Session::from_fd(adapter, connection, SessionACL::All, config)?;

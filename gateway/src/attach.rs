@@ -177,6 +177,16 @@ impl Gateway {
         Ok(())
     }
 
+    /// Attaches the view of a session where it should be and is not: a gateway that stopped took it
+    /// away.
+    pub(crate) fn attach_missing(&self, session: &Session) -> Result<()> {
+        let there = |path: &Path| is_mounted_at(path, VIEW_SOURCE).unwrap_or(false);
+        if paths(session).iter().all(|path| there(path)) {
+            return Ok(());
+        }
+        self.attach_again(session)
+    }
+
     /// Takes the attachments of a session away, whose view ends. They stay in its row.
     pub(crate) fn end_attachments(&self, session: &Session) -> Result<()> {
         let _one_at_a_time = self.attaching.lock();

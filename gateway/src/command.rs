@@ -155,6 +155,7 @@ impl Gateway {
             ),
             transcript_limit: self.config.settings.limits.transcript_bytes,
         };
+        self.settle_writers(session).await;
         let span = context.trace.span("command.spawn");
         self.command_rows.put(id.as_ref(), &row)?;
         let command = Arc::new(Command::new(row, dir));

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use sandstack_fs::Transport;
 use serde::Deserialize;
 
 /// Everything that `serve` needs to know.
@@ -41,6 +42,8 @@ pub struct Host {
 pub struct Settings {
     /// Limits.
     pub limits: Limits,
+    /// The views of sessions.
+    pub views: ViewSettings,
     /// The local provider.
     pub local: LocalSettings,
     /// The Docker provider.
@@ -84,6 +87,35 @@ impl Default for Limits {
             traces: 2000,
             access_rows: 20_000_000,
             base_files: 4_000_000,
+        }
+    }
+}
+
+/// The views of sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ViewSettings {
+    /// How the kernel's requests come: `uring` (fastest, where the host allows it), `fuse` (over
+    /// `/dev/fuse`: what runs in a session goes on when the gateway is killed), or `auto`: `uring` where
+    /// it can be had. Default `auto`.
+    transport: Option<TransportName>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum TransportName {
+    Auto,
+    Fuse,
+    Uring,
+}
+
+impl ViewSettings {
+    /// How the kernel's requests come.
+    pub fn transport(&self) -> Transport {
+        match self.transport {
+            None | Some(TransportName::Auto) => Transport::Auto,
+            Some(TransportName::Fuse) => Transport::Fuse,
+            Some(TransportName::Uring) => Transport::Uring,
         }
     }
 }

@@ -107,6 +107,21 @@ impl Gateway {
             Request::FileEdit(request) => {
                 answer::<runtime::FileEdit>(self.file_edit(context, request).await)
             }
+            Request::FileStat(request) => {
+                answer::<runtime::FileStat>(self.file_stat(context, request).await)
+            }
+            Request::FileSearch(request) => {
+                answer::<runtime::FileSearch>(self.file_search(context, request).await)
+            }
+            Request::FileDelete(request) => {
+                answer::<runtime::FileDelete>(self.file_delete(context, request).await)
+            }
+            Request::FileMove(request) => {
+                answer::<runtime::FileMove>(self.file_move(context, request).await)
+            }
+            Request::FileMakeDirectory(request) => answer::<runtime::FileMakeDirectory>(
+                self.file_make_directory(context, request).await,
+            ),
             Request::FileList(request) => {
                 answer::<runtime::FileList>(self.file_list(context, request).await)
             }

@@ -32,9 +32,9 @@ use crate::show;
 const MAX_EDITED: u64 = 32 << 20;
 
 /// What a file operation works on.
-struct Place {
-    files: Files,
-    upper: Arc<Upper>,
+pub(crate) struct Place {
+    pub(crate) files: Files,
+    pub(crate) upper: Arc<Upper>,
     /// `None` on the head.
     session: Option<SessionId>,
 }
@@ -42,7 +42,7 @@ struct Place {
 impl Gateway {
     /// Runs `work` on the view of a session, or on the head. On the head what it changed is
     /// published afterwards; the id of the new layer is returned beside its result.
-    async fn with_files<T: Send + 'static>(
+    pub(crate) async fn with_files<T: Send + 'static>(
         self: &Arc<Self>,
         context: &Context,
         sandbox_id: &SandboxId,
@@ -338,6 +338,11 @@ impl Gateway {
                 .blocking(move || Ok(show_blame(&path, &sandbox.stack()?.blame(layer, &path)?)))
                 .await;
         }
+        if let Some(id) = &session {
+            let session = self.session_of(context, &sandbox_id, id)?;
+            let _gate = session.enter().await?;
+            self.settle_writers(&session).await;
+        }
         let (blame, _) = self
             .with_files(context, &sandbox_id, session.as_ref(), move |place| {
                 let failed = |error| Failure::of_path(error, &request.path.0);
@@ -361,7 +366,7 @@ impl Gateway {
                             .read(&request.path.0, 0, MAX_EDITED as usize)
                             .map_err(failed)?;
                         stack.blame_live(
-                            base,
+                            &place.upper,
                             &info.path,
                             &bytes,
                             Owner::Session(id.to_string()),
@@ -380,7 +385,7 @@ fn parse_path(path: &Blob) -> Result<RelPath> {
 }
 
 /// A digest that a file must have; `None` means that it must not exist.
-fn parse_expected(text: &str) -> Result<Option<Digest>> {
+pub(crate) fn parse_expected(text: &str) -> Result<Option<Digest>> {
     match text {
         "" => Ok(None),
         text => text
@@ -390,7 +395,7 @@ fn parse_expected(text: &str) -> Result<Option<Digest>> {
     }
 }
 
-fn check_expected(files: &Files, path: &[u8], expected: Option<Digest>) -> Result<()> {
+pub(crate) fn check_expected(files: &Files, path: &[u8], expected: Option<Digest>) -> Result<()> {
     let present = match files.stat(path) {
         Ok(info) => Some(
             files
@@ -515,7 +520,7 @@ pub(crate) fn compile_glob(pattern: &str) -> Result<GlobMatcher> {
         .map_err(|error| Failure::invalid(format!("glob: {error}")))
 }
 
-fn relative<'p>(path: &'p RelPath, base: &RelPath) -> &'p std::path::Path {
+pub(crate) fn relative<'p>(path: &'p RelPath, base: &RelPath) -> &'p std::path::Path {
     use std::os::unix::ffi::OsStrExt;
     let rest = path
         .as_bytes()
@@ -557,7 +562,7 @@ fn show_run(run: &BlameRun) -> BlameRange {
         owner: run.owner.to_string(),
         session_name: published.and_then(|layer| layer.session_name.clone()),
         layer: layer.map(|layer| show::layer_id(layer.id)),
-        command_session_id: None::<CommandId>,
+        command_session_id: (run.command.as_deref()).and_then(|id| CommandId::new(id).ok()),
         request_id: published
             .and_then(|layer| layer.request_id.as_deref())
             .and_then(|id| RequestId::new(id).ok()),

@@ -92,6 +92,8 @@ pub(crate) struct Session {
     pub(crate) gate: tokio::sync::RwLock<Gate>,
     /// When it was last used, in Unix milliseconds.
     pub(crate) used_at: AtomicU64,
+    /// Held while it is looked at what its commands wrote.
+    pub(crate) settling: Mutex<()>,
     /// What was last found to be changed, and at which generation of the upper.
     pub(crate) changes: Mutex<Option<(u64, Arc<ChangedPaths>)>>,
     /// What it had before it went over to newer layers, as far as it is not released.

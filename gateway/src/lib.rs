@@ -45,7 +45,10 @@ mod show;
 mod span;
 mod stream;
 mod topology;
+mod tree;
 mod upkeep;
+mod view;
+mod writers;
 
 use std::future::Future;
 use std::sync::Arc;

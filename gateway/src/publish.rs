@@ -17,7 +17,7 @@ use crate::event::Subject;
 use crate::failure::{Failure, Result};
 use crate::gateway::{Command, Context, Gateway, Session};
 use crate::recover::PUBLISHING;
-use crate::session::{FLUSH_DEADLINE, check_grace, mount_view};
+use crate::session::{FLUSH_DEADLINE, check_grace};
 use crate::show;
 use crate::span::{OpenSpan, Trace};
 
@@ -257,14 +257,6 @@ impl Gateway {
         session.row.lock().automatic = false;
         self.set_session_state(session, SessionState::Active, reason)?;
         self.reopen_view(session).await
-    }
-
-    /// Gives a session a view, in namespaces of its own; what is left of earlier ones goes.
-    pub(crate) async fn reopen_view(self: &Arc<Self>, session: &Arc<Session>) -> Result<()> {
-        self.drop_view(session).await?;
-        let (again, slow) = (Arc::clone(session), Arc::clone(&self.slow));
-        self.blocking(move || mount_view(&again, &slow)).await?;
-        self.place_view(&session.sandbox, session).await
     }
 }
 

@@ -7,10 +7,10 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use sandstack_api::ErrorCode;
 use sandstack_api::runtime::{
     Published, RebaseOutcome, RebaseWorkspaceSession, RebasedSession, SessionState,
 };
+use sandstack_api::{Blob, ErrorCode};
 use sandstack_fs::Rebase;
 use sandstack_store::{LeaseId, Outcome, PublishOptions, PublishReport, Rebased, RelPath, Upper};
 use serde_json::json;
@@ -86,16 +86,30 @@ impl Gateway {
         let Some(paths) = session.row.lock().going_on.take() else {
             return Ok(());
         };
+        if session.view.lock().is_none() {
+            return self.finish_still(session, &paths).await;
+        }
+        // Its processes have gone on since.
+        let finished = match self.freeze(session).await {
+            Ok(()) => self.finish_still(session, &paths).await,
+            Err(error) => Err(error),
+        };
+        self.thaw(session).await?;
+        finished
+    }
+
+    async fn finish_still(self: &Arc<Self>, session: &Arc<Session>, paths: &[Blob]) -> Result<()> {
+        self.flush_view(session, FLUSH_DEADLINE).await?;
         let mut options = self.publish_options(session, None);
         options.dry_run = true;
-        options.paths = parse_paths(&paths)?;
+        options.paths = parse_paths(paths)?;
         let (stack, asked) = (session.sandbox.stack()?.clone(), Arc::clone(session));
         let resolved = options.clone();
+        let generation = session.upper().generation();
         let report = self
             .blocking(move || Ok(stack.publish(&asked.upper(), &resolved, &mut |_| {})?))
             .await?;
         if report.outcome == Outcome::NoChange {
-            let generation = session.upper().generation();
             options.dry_run = false;
             self.go_over(session, &options, Some(&report), generation)
                 .await?;
@@ -249,7 +263,7 @@ impl Gateway {
             let view = session.view.lock().clone();
             self.blocking(move || {
                 // What was read is on record before it is asked for.
-                Ok(view.map_or(Ok(()), |view| view.recorder().flush())?)
+                Ok(view.map_or(Ok(true), |view| view.recorder().flush())?)
             })
             .await?;
             let generation = session.upper().generation();

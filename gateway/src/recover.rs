@@ -182,10 +182,17 @@ impl Gateway {
         if state != SessionState::Active && reason.as_deref() != Some(PUBLISHING) {
             return self.end_session(session).await;
         }
+        let resumed = self.resume_view(session).await.unwrap_or_else(|error| {
+            tracing::warn!(session = %session.id, %error, "a view could not be taken up again; it is made anew");
+            false
+        });
         if let Err(error) = self.finish_going_on(session).await {
             tracing::error!(session = %session.id, %error, "a session stays on its base after a publish");
         }
         self.set_session_state(session, SessionState::Active, None)?;
+        if resumed {
+            return Ok(());
+        }
         // What was left of its namespaces shows a view that nobody serves any more.
         self.reopen_view(session).await
     }

@@ -47,6 +47,9 @@ pub(crate) struct SessionRow {
     /// none.
     #[serde(default)]
     pub(crate) going_on: Option<Vec<Blob>>,
+    /// Whether another gateway can go on serving its view.
+    #[serde(default)]
+    pub(crate) resumable: bool,
     pub(crate) state: SessionState,
     pub(crate) state_reason: Option<String>,
     pub(crate) network_profile: NetworkProfile,

@@ -10,19 +10,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use sandstack_api::runtime::{
     ChangedPath, CreateWorkspaceSession, DestroyWorkspaceSession, DestroyedSession,
-    InspectWorkspaceSession, InspectedSession, ListWorkspaceSessions, NetworkProfile, SessionPage,
-    SessionRecord, SessionState,
+    InspectWorkspaceSession, InspectedSession, ListWorkspaceSessions, SessionPage, SessionRecord,
+    SessionState,
 };
 use sandstack_api::{ErrorCode, SessionId};
-use sandstack_fs::{
-    MountOptions, Owner, Recorder, Tree, View, ViewOptions, abort, another, detached, flush,
-    number_of,
-};
-use sandstack_holder::protocol::{
-    CreateSession, FuseOptions, Network, Request, View as HolderView,
-};
-use sandstack_holder::{Bytes, VIEW_SOURCE};
-use sandstack_store::{Lease, LeaseId, Upper};
+use sandstack_fs::{abort, flush, number_of};
+use sandstack_holder::protocol::Request;
+use sandstack_store::{Lease, LeaseId};
 use serde_json::json;
 
 use crate::clock::{new_id, now_unix_ms};
@@ -101,6 +95,7 @@ impl Gateway {
             content_lease: None,
             records: Vec::new(),
             going_on: None,
+            resumable: false,
             state: SessionState::Active,
             state_reason: None,
             network_profile: request.network_profile.unwrap_or_default(),
@@ -155,8 +150,8 @@ impl Gateway {
         let session = {
             let _span = span.span("view.serve");
             let session = self.open_upper(sandbox, row, lease).await?;
-            let (served, slow) = (Arc::clone(&session), Arc::clone(&self.slow));
-            self.blocking(move || mount_view(&served, &slow)).await?;
+            let (gateway, served) = (Arc::clone(self), Arc::clone(&session));
+            self.blocking(move || gateway.mount_view(&served)).await?;
             session
         };
         // Checked and inserted under one lock, so that two sessions cannot take one name.
@@ -181,7 +176,10 @@ impl Gateway {
         } else {
             let _span = span.span("namespaces.make");
             match self.place_view(sandbox, &session).await {
-                Ok(()) => self.session_rows.put(row.id.as_ref(), row),
+                Ok(()) => {
+                    let row = session.row.lock().clone();
+                    self.session_rows.put(row.id.as_ref(), &row)
+                }
                 Err(error) => Err(error),
             }
         };
@@ -218,66 +216,11 @@ impl Gateway {
                 namespaces: Arc::default(),
                 running: Mutex::default(),
                 gate: tokio::sync::RwLock::new(Gate::Open),
+                settling: Mutex::new(()),
                 changes: Mutex::new(None),
                 retired: Mutex::default(),
                 row: Mutex::new(row),
             }))
-        })
-        .await
-    }
-
-    /// Makes the namespaces of a session and puts its view in place there.
-    pub(crate) async fn place_view(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        session: &Arc<Session>,
-    ) -> Result<()> {
-        let holder = sandbox.holder()?;
-        let spec = sandbox.spec();
-        let root = sandbox.provider.root(&spec, &session.id);
-        let (session, slow) = (Arc::clone(session), Arc::clone(&self.slow));
-        let workspace_root = sandbox.workspace_root();
-        let gateway = Arc::clone(self);
-        self.blocking(move || {
-            // A mount of the holder's own, so that ours stays where it can be attached from. Before
-            // Linux 6.15 there is but one.
-            let mount = session
-                .mount
-                .lock()
-                .as_ref()
-                .map(|mount| another(mount.as_fd()).or_else(|_| mount.try_clone()));
-            let mount: Option<OwnedFd> = mount
-                .transpose()
-                .map_err(io_failure("duplicating a descriptor"))?;
-            let view = match &mount {
-                Some(_) => HolderView::Descriptor,
-                None => HolderView::MountFuse(FuseOptions {
-                    fs_name: Bytes(VIEW_SOURCE.into()),
-                    max_read: None,
-                    allow_other: false,
-                }),
-            };
-            let request = CreateSession {
-                session_id: session.id.to_string(),
-                view,
-                workspace_root: Bytes(workspace_root),
-                root,
-                network: match session.row.lock().network_profile {
-                    NetworkProfile::Shared => Network::Shared,
-                    NetworkProfile::Isolated => Network::Isolated,
-                },
-                env: Vec::new(),
-            };
-            let given: Vec<_> = mount.iter().map(AsFd::as_fd).collect();
-            let (_, made) = holder.create_session(request, &given)?;
-            if mount.is_none() {
-                let made = made.ok_or_else(|| {
-                    Failure::internal("the holder mounted a view and sent no connection for it")
-                })?;
-                serve(&session, made.connection, &slow)?;
-                *session.mount.lock() = Some(made.mount);
-            }
-            gateway.attach_again(&session)
         })
         .await
     }
@@ -674,57 +617,6 @@ impl Gateway {
         let holder = sandbox.holder()?;
         self.blocking(move || Ok(holder.done(&request)?)).await
     }
-}
-
-/// Where this process may mount: makes the mount of a session's view, which is nowhere yet, and
-/// serves it. Elsewhere the holder mounts, in the session's own namespaces.
-pub(crate) fn mount_view(session: &Session, slow: &Arc<sandstack_fs::SlowPool>) -> Result<()> {
-    if !may_mount() {
-        return Ok(());
-    }
-    let options = MountOptions {
-        source: VIEW_SOURCE.to_owned(),
-        ..MountOptions::default()
-    };
-    let mounted = detached(&options).map_err(|error| {
-        Failure::new(
-            ErrorCode::Unsupported,
-            format!("a view cannot be mounted: {error}"),
-        )
-    })?;
-    serve(session, mounted.connection, slow)?;
-    *session.mount.lock() = Some(mounted.mount);
-    Ok(())
-}
-
-/// Serves the view of a session over `connection`.
-fn serve(session: &Session, connection: OwnedFd, slow: &Arc<sandstack_fs::SlowPool>) -> Result<()> {
-    let upper: Arc<Upper> = session.upper();
-    let mode = show::trace_mode(session.row.lock().trace_mode);
-    let tree = Arc::new(Tree::new(Arc::clone(&upper))?);
-    let recorder = Recorder::begin(
-        upper,
-        session.id.as_ref(),
-        mode,
-        Arc::clone(&session.namespaces),
-    )?;
-    let options = ViewOptions {
-        // Without privileges a session's user namespace has one user and one group.
-        owner: (!may_mount()).then(|| Owner {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-        }),
-        ..ViewOptions::default()
-    };
-    let view = View::serve(tree, recorder, connection, slow, &options)
-        .map_err(io_failure("serving a view"))?;
-    *session.view.lock() = Some(Arc::new(view));
-    Ok(())
-}
-
-/// Whether this process may mount without a namespace of its own.
-fn may_mount() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 fn make_private_dirs(dir: &std::path::Path) -> Result<()> {

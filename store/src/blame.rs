@@ -9,8 +9,12 @@
 //!
 //! The key is the stack (64 bits big-endian), the path, a NUL, the 32-byte digest and the revision
 //! (64 bits big-endian) of the layer that they came with: content may come back, by another hand.
-//! The value is postcard of the runs.
+//! The value is postcard of the runs. The commands of a layer's publisher that are known to have
+//! brought lines in are listed beside its record.
 
+use std::collections::hash_map::Entry;
+
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::content::Content;
@@ -24,9 +28,17 @@ use crate::name::RelPath;
 use crate::node::{Kind, Node};
 use crate::stack::{Stack, StackId};
 use crate::text::{Interner, MAX_TEXT, changes, is_text, line_count, lines};
+use crate::upper::Upper;
+use crate::writers::{Lines, Writers};
 
+/// A run names the layer that brought its lines in by the lower bits of a number, its revision, and
+/// the command of that layer by the upper ones: 0 if it is not known, otherwise its place in the
+/// layer's list, from 1.
+const REVISION_BITS: u32 = 40;
+/// Commands of a layer that can be told apart; further ones are not known.
+const MAX_COMMANDS: usize = (1 << (u64::BITS - REVISION_BITS)) - 1;
 /// Revision that stands for lines of a session that are not published.
-const UNPUBLISHED: u64 = u64::MAX;
+const UNPUBLISHED: u64 = (1 << REVISION_BITS) - 1;
 /// Revision of the base, whose lines are the original ones.
 const BASE: u64 = 1;
 
@@ -41,6 +53,8 @@ pub struct BlameRun {
     pub owner: Owner,
     /// The layer that did; `None` for lines that are not published and for an unknown owner.
     pub layer: Option<LayerRecord>,
+    /// The owner's command that did, where it is known.
+    pub command: Option<String>,
 }
 
 /// Who wrote a file.
@@ -64,7 +78,7 @@ pub(crate) struct Run {
 }
 
 /// Owner runs of a text, or of a whole binary file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Runs(Vec<Run>);
 
 impl Runs {
@@ -100,6 +114,39 @@ impl Runs {
         }
     }
 
+    /// The same with the commands that brought in what is `revision`'s, as far as `lines`, which are
+    /// those of this very text, tell. Commands that are not in `commands` yet are added.
+    pub(crate) fn with_commands(
+        &self,
+        revision: u64,
+        lines: &Lines,
+        commands: &mut Vec<String>,
+    ) -> Runs {
+        let mut runs = Runs::default();
+        let mut writers = lines.runs.0.iter();
+        let (mut writer, mut left) = (0, 0);
+        for run in &self.0 {
+            let mut count = run.count;
+            while count > 0 {
+                while left == 0 {
+                    match writers.next() {
+                        Some(next) => (writer, left) = (next.revision, next.count),
+                        // They tile the same text.
+                        None => (writer, left) = (0, count),
+                    }
+                }
+                let part = count.min(left);
+                let command = (writer as usize)
+                    .checked_sub(1)
+                    .filter(|_| run.revision == revision)
+                    .and_then(|index| lines.commands.get(index));
+                runs.push(part, revision_of(run.revision, command, commands));
+                (count, left) = (count - part, left - part);
+            }
+        }
+        runs
+    }
+
     fn total(&self) -> u64 {
         self.0.iter().map(|run| run.count).sum()
     }
@@ -132,6 +179,22 @@ impl Runs {
         }
         runs
     }
+}
+
+/// A revision with a command, which is added to `commands` if it is new there.
+fn revision_of(revision: u64, command: Option<&String>, commands: &mut Vec<String>) -> u64 {
+    let Some(command) = command else {
+        return revision;
+    };
+    let index = match commands.iter().position(|known| known == command) {
+        Some(index) => index,
+        None if commands.len() == MAX_COMMANDS => return revision,
+        None => {
+            commands.push(command.clone());
+            commands.len() - 1
+        }
+    };
+    revision | (index as u64 + 1) << REVISION_BITS
 }
 
 /// Finds and keeps the owner runs of one stack.
@@ -241,31 +304,33 @@ impl Stack {
         self.show(content.digest, bytes.is_some(), runs, None)
     }
 
-    /// Who wrote the file at `path` as a session has it now: `bytes`, over base `layer`. Lines that
-    /// the session changed are `owner`'s.
+    /// Who wrote the file at `path` as the session of `upper` has it now: `bytes`. Lines that the
+    /// session changed are `owner`'s; if it moved the file, the others keep the owners that they had
+    /// where it was.
     ///
     /// # Errors
     /// As [`Stack::blame`].
     pub fn blame_live(
         &self,
-        layer: LayerId,
+        upper: &Upper,
         path: &RelPath,
         bytes: &[u8],
         owner: Owner,
     ) -> Result<FileBlame> {
-        let record = self.layer(layer)?;
-        let lower = self.store().lower(&record.root)?;
+        let (layer, lower) = (upper.lease().base, upper.lower());
         let digest = Digest::of(bytes);
+        let from = moved_from(upper, path)?;
+        let path = from.as_ref().unwrap_or(path);
         let base = match lower.node_at(path)? {
             Some(node) if node.kind() == Kind::File => node.content().copied(),
             _ => None,
         };
         let runs = match base {
             Some(content) if content.digest == digest => {
-                let text = text_of(&lower, &content)?;
+                let text = text_of(lower, &content)?;
                 Owners::new(self).find(path, &content, text.as_deref(), layer.revision)?
             }
-            Some(content) if is_text(bytes) => match text_of(&lower, &content)? {
+            Some(content) if is_text(bytes) => match text_of(lower, &content)? {
                 Some(old) => Owners::new(self)
                     .find(path, &content, Some(&old), layer.revision)?
                     .edited(&old, bytes, UNPUBLISHED),
@@ -274,7 +339,26 @@ impl Stack {
             None if is_text(bytes) => Runs::all(line_count(bytes), UNPUBLISHED),
             Some(_) | None => Runs::whole(UNPUBLISHED),
         };
-        self.show(digest, is_text(bytes), runs, Some(owner))
+        let mut commands = Vec::new();
+        let writers = Writers::of(self, upper.lease().id)?;
+        let runs = match writers.get(&digest) {
+            Some(lines) if is_text(bytes) => runs.with_commands(UNPUBLISHED, lines, &mut commands),
+            _ => runs,
+        };
+        self.show(digest, is_text(bytes), runs, Some((owner, commands)))
+    }
+
+    fn whose(&self, revision: u64) -> Result<Whose> {
+        let (owner, layer) = match self.layer_at(revision)? {
+            Some(layer) if layer.id.kind == LayerKind::Base => (Owner::Original, Some(layer)),
+            Some(layer) => (layer.owner.clone(), Some(layer)),
+            None => (Owner::Unknown, None),
+        };
+        Ok(Whose {
+            owner,
+            layer,
+            commands: self.layer_commands(revision)?,
+        })
     }
 
     fn show(
@@ -282,26 +366,33 @@ impl Stack {
         digest: Digest,
         text: bool,
         runs: Runs,
-        live: Option<Owner>,
+        live: Option<(Owner, Vec<String>)>,
     ) -> Result<FileBlame> {
         let mut shown = Vec::with_capacity(runs.0.len());
+        // A layer's lines are mostly in several runs.
+        let mut known: FxHashMap<u64, Whose> = FxHashMap::default();
+        if let Some((owner, commands)) = live {
+            let whose = Whose {
+                owner,
+                layer: None,
+                commands,
+            };
+            known.insert(UNPUBLISHED, whose);
+        }
         let mut start = 1;
         for run in &runs.0 {
-            let (owner, layer) = match (&live, run.revision) {
-                (Some(owner), UNPUBLISHED) => (owner.clone(), None),
-                (_, revision) => match self.layer_at(revision)? {
-                    Some(layer) if layer.id.kind == LayerKind::Base => {
-                        (Owner::Original, Some(layer))
-                    }
-                    Some(layer) => (layer.owner.clone(), Some(layer)),
-                    None => (Owner::Unknown, None),
-                },
+            let revision = run.revision & UNPUBLISHED;
+            let whose = match known.entry(revision) {
+                Entry::Occupied(found) => found.into_mut(),
+                Entry::Vacant(place) => place.insert(self.whose(revision)?),
             };
+            let command = (run.revision >> REVISION_BITS).checked_sub(1);
             shown.push(BlameRun {
                 start,
                 count: run.count,
-                owner,
-                layer,
+                owner: whose.owner.clone(),
+                layer: whose.layer.clone(),
+                command: command.and_then(|index| whose.commands.get(index as usize).cloned()),
             });
             start += run.count;
         }
@@ -312,6 +403,35 @@ impl Stack {
             runs: shown,
         })
     }
+}
+
+/// Whose lines are that came with one layer.
+struct Whose {
+    owner: Owner,
+    layer: Option<LayerRecord>,
+    /// The commands that are known to have brought lines in.
+    commands: Vec<String>,
+}
+
+/// Where the base has the file that a session has at `path`, if the session moved it: then the base
+/// has it under another name, and the session no longer.
+pub(crate) fn moved_from(upper: &Upper, path: &RelPath) -> Result<Option<RelPath>> {
+    let state = upper.state();
+    let Some((number, _)) = upper.find(&state, path)? else {
+        return Ok(None);
+    };
+    let base = upper.lower();
+    if base
+        .node_at(path)?
+        .is_some_and(|node| node.meta.ino == number)
+    {
+        return Ok(None);
+    }
+    let Some(from) = base.path(number)? else {
+        return Ok(None);
+    };
+    let there = upper.find(&state, &from)?;
+    Ok(Some(from).filter(|_| there.is_none_or(|(found, _)| found != number)))
 }
 
 fn file_at(lower: &Lower, path: &RelPath) -> Result<Content> {

@@ -54,6 +54,7 @@ mod text;
 mod upper;
 mod usage;
 mod verify;
+mod writers;
 
 pub use access::{
     AccessAnswer, AccessCall, AccessFilter, AccessKind, AccessLog, AccessRow, Actor, CallMark,
@@ -80,7 +81,8 @@ pub use objects::Objects;
 pub use point::{CRASH_POINTS, at_crash_points};
 pub use publish::{
     Change, ChangeKind, Conflict, ConflictKind, Delta, Dependency, Outcome, Policy, PublishOptions,
-    PublishReport, Rebased, Route, Rule, SavedRef, Skipped, StaleRead, Step, Validate, Version,
+    PublishReport, Rebased, Route, Router, Rule, SavedRef, Skipped, StaleRead, Step, Validate,
+    Version,
 };
 pub use records::Table;
 pub use squash::Squashed;
@@ -89,7 +91,7 @@ pub use store::{Store, StoreOptions};
 pub use text::{is_text, unified_diff};
 pub use upper::{
     Attributes, Attrs, BLOCK, Budget, Entry, Extents, FileBody, Inode, InodeBody, ListedEntry,
-    NewBody, Place, Record, Run, Seek, Slot, State, Transaction, Upper,
+    NewBody, Place, Record, Run, Seek, Slot, State, Transaction, Upper, for_request,
 };
 pub use usage::{LeaseUsage, StackUsage, StoreUsage};
 pub use verify::Verified;

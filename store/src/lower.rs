@@ -6,10 +6,13 @@
 //! number that the index does not know (a handle that outlived the process) is found by walking
 //! the whole layer, once.
 //!
+//! A directory that the kernel of some view knows is held. What is indexed of others is kept, too,
+//! up to a bound; beyond it, a directory is unloaded when the last kernel has forgotten it.
+//!
 //! Nothing here changes what it shows: a layer is immutable.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
@@ -29,6 +32,10 @@ pub const ROOT_INO: Ino = 1;
 
 /// Shards of the index, so that threads seldom meet.
 const SHARDS: usize = 16;
+/// Entries that stay indexed whoever has forgotten their directories: some 4 MiB.
+const KEPT_ENTRIES: usize = 20_000;
+/// Room that an index of a shard keeps when nearly all in it is gone.
+const KEPT_ROOM: usize = 64;
 
 /// A layer, found by inode number.
 pub struct Lower {
@@ -37,9 +44,15 @@ pub struct Lower {
     root_node: Node,
     links: LinkTable,
     shards: [RwLock<Shard>; SHARDS],
-    /// Taken while the whole layer is walked, so that it is walked once.
+    /// Taken while the whole layer is walked, so that it is walked once; and while a directory is
+    /// unloaded. Before `loading`.
     walk: Mutex<()>,
+    /// Whether everything is indexed. Set, and taken back, only while `walk` is held.
     walked: AtomicBool,
+    /// Held for reading while a directory is loaded, and for writing while something is given up.
+    loading: RwLock<()>,
+    /// Entries of the directories that are loaded.
+    loaded: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -48,6 +61,8 @@ struct Shard {
     places: FxHashMap<Ino, Place>,
     /// The directories that have been read.
     directories: FxHashMap<Ino, Arc<Directory>>,
+    /// How many views hold a directory, loaded or not.
+    holders: FxHashMap<Ino, u32>,
 }
 
 #[derive(Clone)]
@@ -75,6 +90,8 @@ impl Lower {
             shards: Default::default(),
             walk: Mutex::new(()),
             walked: AtomicBool::new(false),
+            loading: RwLock::new(()),
+            loaded: AtomicUsize::new(0),
         })
     }
 
@@ -240,15 +257,121 @@ impl Lower {
         if let Some(place) = known(self) {
             return Ok(Some(place));
         }
-        if self.walked.load(Ordering::Acquire) {
-            return Ok(None);
-        }
+        // Held to the end: what the walk has found is not unloaded before it is looked at.
         let _one_walk = self.walk.lock();
-        if !self.walked.load(Ordering::Acquire) {
+        if !self.walked.load(Ordering::Relaxed) {
             self.walk_all()?;
-            self.walked.store(true, Ordering::Release);
+            self.walked.store(true, Ordering::Relaxed);
         }
         Ok(known(self))
+    }
+
+    /// Says that the kernel of a view has come to know directory `ino`, of the layer or not. Each call
+    /// is followed by one of [`Lower::forgotten`] or [`Lower::release`].
+    pub fn hold(&self, ino: Ino) {
+        *self.shard(ino).write().holders.entry(ino).or_default() += 1;
+    }
+
+    /// The directories that are held, by whatever view, in no order.
+    pub fn held(&self) -> Vec<Ino> {
+        let shards = self.shards.iter();
+        shards
+            .flat_map(|shard| shard.read().holders.keys().copied().collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Says that a view that has ended knows inode `ino` no more. What is indexed stays.
+    pub fn release(&self, ino: Ino) {
+        self.let_go(ino);
+    }
+
+    /// Says that the kernel of a view knows inode `ino` no more. If much is indexed, what is of a
+    /// directory that no view holds now is given up, but for entries that are `needed`: a session may
+    /// have moved them elsewhere. Returns how many were given up. They are read again when they are
+    /// wanted.
+    pub fn forgotten(&self, ino: Ino, needed: impl Fn(Ino) -> bool) -> usize {
+        let unheld = self.let_go(ino);
+        let mut given_up = 0;
+        if unheld && self.loaded.load(Ordering::Relaxed) > KEPT_ENTRIES {
+            given_up += self.unload(ino, &needed);
+        }
+        // The kernel may forget a directory before what is in it.
+        let parent = self
+            .shard(ino)
+            .read()
+            .places
+            .get(&ino)
+            .map(|place| place.parent);
+        if let Some(parent) = parent
+            && !self.is_loaded(parent)
+        {
+            let _no_loading = self.loading.write();
+            if !self.is_loaded(parent) && self.give_up(ino, parent, &needed) {
+                given_up += 1;
+            }
+        }
+        given_up
+    }
+
+    /// Whether a directory was held, and is not now.
+    fn let_go(&self, ino: Ino) -> bool {
+        let mut shard = self.shard(ino).write();
+        let Some(holders) = shard.holders.get_mut(&ino) else {
+            return false;
+        };
+        *holders -= 1;
+        if *holders > 0 {
+            return false;
+        }
+        shard.holders.remove(&ino);
+        give_room_back(&mut shard.holders);
+        true
+    }
+
+    fn is_loaded(&self, directory: Ino) -> bool {
+        self.shard(directory)
+            .read()
+            .directories
+            .contains_key(&directory)
+    }
+
+    fn unload(&self, ino: Ino, needed: &impl Fn(Ino) -> bool) -> usize {
+        // Whoever walks the layer needs it whole; then this one stays.
+        let Some(_no_walk) = self.walk.try_lock() else {
+            return 0;
+        };
+        let _no_loading = self.loading.write();
+        let directory = {
+            let mut shard = self.shard(ino).write();
+            let Some(directory) = shard.directories.remove(&ino) else {
+                return 0;
+            };
+            give_room_back(&mut shard.directories);
+            directory
+        };
+        self.loaded.fetch_sub(directory.len(), Ordering::Relaxed);
+        self.walked.store(false, Ordering::Relaxed);
+        (0..directory.len())
+            .filter(|index| self.give_up(directory.identity(*index).0, ino, needed))
+            .count()
+    }
+
+    /// Gives up where the entry of an inode is, if it is in `parent`. Whether it did.
+    fn give_up(&self, ino: Ino, parent: Ino, needed: &impl Fn(Ino) -> bool) -> bool {
+        if needed(ino) {
+            return false;
+        }
+        let mut shard = self.shard(ino).write();
+        let is_there = shard
+            .places
+            .get(&ino)
+            .is_some_and(|place| place.parent == parent);
+        if !is_there || shard.holders.contains_key(&ino) {
+            return false;
+        }
+        shard.places.remove(&ino);
+        give_room_back(&mut shard.places);
+        true
     }
 
     fn walk_all(&self) -> Result<()> {
@@ -310,6 +433,7 @@ impl Lower {
     }
 
     fn keep_directory(&self, ino: Ino, directory: Arc<Directory>) -> Arc<Directory> {
+        let _nothing_is_given_up = self.loading.read();
         for index in 0..directory.len() {
             let (child, _) = directory.identity(index);
             let place = Place {
@@ -321,7 +445,17 @@ impl Lower {
         }
         // Last, so that whoever finds the directory finds its entries.
         let mut shard = self.shard(ino).write();
-        Arc::clone(shard.directories.entry(ino).or_insert(directory))
+        let kept = shard.directories.entry(ino).or_insert_with(|| {
+            self.loaded.fetch_add(directory.len(), Ordering::Relaxed);
+            directory
+        });
+        Arc::clone(kept)
+    }
+}
+
+fn give_room_back<T>(of: &mut FxHashMap<Ino, T>) {
+    if of.capacity() > KEPT_ROOM && of.len() < of.capacity() / 8 {
+        of.shrink_to(KEPT_ROOM.max(of.len() * 2));
     }
 }
 

@@ -100,6 +100,8 @@ pub struct Objects {
     groups: KnownGroups,
     next_temporary: AtomicU64,
     pinned: Arc<Pinned>,
+    /// How often something was forgotten.
+    forgotten: AtomicU64,
 }
 
 impl Objects {
@@ -123,6 +125,7 @@ impl Objects {
             groups: KnownGroups::new(),
             next_temporary: AtomicU64::new(0),
             pinned: Arc::default(),
+            forgotten: AtomicU64::new(0),
         })
     }
 
@@ -220,8 +223,10 @@ impl Objects {
         Ok(bytes)
     }
 
-    /// Forgets where an object was.
+    /// Forgets where an object was, which the database does not know any longer.
     pub(crate) fn forget(&self, digest: &Digest) {
+        // Before: whoever looked it up while the database had it sees this, or is seen by the removal.
+        self.forgotten.fetch_add(1, Ordering::SeqCst);
         self.places.remove(digest);
         self.files.remove(digest);
     }
@@ -234,6 +239,18 @@ impl Objects {
     /// Whether the database knows an object, whatever is remembered of it.
     pub(crate) fn is_recorded(&self, digest: &Digest) -> Result<bool> {
         Ok(self.db.objects.contains_key(digest.as_bytes())?)
+    }
+
+    /// Where an object lies by the database, whatever is remembered of it; `None` if it knows none.
+    pub(crate) fn recorded(&self, digest: &Digest) -> Result<Option<Place>> {
+        let Some(bytes) = self.db.objects.get(digest.as_bytes())? else {
+            return Ok(None);
+        };
+        let place = Place::decode(&bytes).ok_or_else(|| Error::Corrupt {
+            what: format!("the place of object {digest}"),
+            detail: "it does not decode".to_owned(),
+        })?;
+        Ok(Some(place))
     }
 
     /// Checks that what surrounds an object on disk tells the same of it as the database.
@@ -308,15 +325,19 @@ impl Objects {
         if let Some(place) = self.places.get(digest) {
             return Ok(Some(place));
         }
-        let Some(bytes) = self.db.objects.get(digest.as_bytes())? else {
-            return Ok(None);
-        };
-        let place = Place::decode(&bytes).ok_or_else(|| Error::Corrupt {
-            what: format!("the place of object {digest}"),
-            detail: "it does not decode".to_owned(),
-        })?;
-        self.places.insert(*digest, place);
-        Ok(Some(place))
+        loop {
+            let before = self.forgotten.load(Ordering::SeqCst);
+            let Some(place) = self.recorded(digest)? else {
+                return Ok(None);
+            };
+            self.places.insert(*digest, place);
+            if self.forgotten.load(Ordering::SeqCst) == before {
+                return Ok(Some(place));
+            }
+            // It may have been this one. A place that is remembered for ever would make whoever stores
+            // the same content again believe that it is there.
+            self.places.remove(digest);
+        }
     }
 
     fn place(&self, digest: &Digest) -> Result<Place> {

@@ -5,7 +5,7 @@
 //! number and a revision: that layer's record; `c`, the number and a revision: the paths that the
 //! layer changed; `d`, the number and a revision: the record of a layer that a squash dropped; `q`,
 //! the number and a revision: the paths that a squashed layer changed; `r` and the number: the newest
-//! import. Numbers are 64-bit big-endian, so that a scan is in order.
+//! import; `w`, the number and a revision: the commands that brought lines in with that layer. Numbers are 64-bit big-endian, so that a scan is in order.
 
 use std::fmt;
 
@@ -340,6 +340,7 @@ impl Stack {
             (&db.stacks, key(&[b"d", &number])),
             (&db.stacks, key(&[b"q", &number])),
             (&db.stacks, key(&[b"r", &number])),
+            (&db.stacks, key(&[b"w", &number])),
             (&db.blame, number.to_vec()),
         ] {
             for guard in keyspace.prefix(prefix) {
@@ -401,6 +402,29 @@ impl Stack {
         if !squashed {
             let key = dropped_key(self.inner.id, revision);
             batch.insert(&db.stacks, &key, &db::encode(layer));
+        }
+    }
+
+    /// The commands that are known to have brought lines in with the layer of `revision`.
+    pub(crate) fn layer_commands(&self, revision: u64) -> Result<Vec<String>> {
+        let found = self
+            .db()
+            .stacks
+            .get(commands_key(self.inner.id, revision))?;
+        let what = || {
+            format!(
+                "the commands of layer {revision} of stack {}",
+                self.inner.id
+            )
+        };
+        found.map_or(Ok(Vec::new()), |bytes| db::decode(&what(), &bytes))
+    }
+
+    /// Adds the commands that brought lines in with the layer of `revision` to `batch`.
+    pub(crate) fn write_commands(&self, batch: &mut DbBatch, revision: u64, commands: &[String]) {
+        if !commands.is_empty() {
+            let key = commands_key(self.inner.id, revision);
+            batch.insert(&self.db().stacks, &key, &db::encode(&commands));
         }
     }
 
@@ -485,6 +509,10 @@ fn dropped_key(id: StackId, revision: u64) -> Vec<u8> {
 
 fn squash_changes_key(id: StackId, revision: u64) -> Vec<u8> {
     key(&[b"q", &id.0.to_be_bytes(), &revision.to_be_bytes()])
+}
+
+fn commands_key(id: StackId, revision: u64) -> Vec<u8> {
+    key(&[b"w", &id.0.to_be_bytes(), &revision.to_be_bytes()])
 }
 
 fn imported_key(id: StackId) -> Vec<u8> {

@@ -26,6 +26,7 @@ use crate::node::Ino;
 use crate::objects::Objects;
 use crate::records::Table;
 use crate::stack::{Stack, StackId, StackInner};
+use crate::writers;
 
 /// The format that this version writes, and the newest it reads.
 const FORMAT: u32 = 1;
@@ -272,9 +273,14 @@ impl Store {
                 }
             }
         }
-        let mut batch = self.inner.db.batch();
-        batch.remove(&self.inner.db.stacks, &lease_key(id));
-        self.inner.db.commit(batch, Durability::Process)?;
+        let db = &self.inner.db;
+        let mut batch = db.batch();
+        if let Some(bytes) = db.stacks.get(lease_key(id))? {
+            let record: LeaseRecord = db::decode(&format!("lease {id}"), &bytes)?;
+            writers::forget(db, record.stack, id, &mut batch)?;
+        }
+        batch.remove(&db.stacks, &lease_key(id));
+        db.commit(batch, Durability::Process)?;
         match fs::remove_dir(&released) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(Error::io("removing", &released, error))

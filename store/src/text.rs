@@ -54,23 +54,104 @@ pub(crate) struct LineChange {
     pub(crate) new: Range<usize>,
 }
 
+/// Texts with more lines than this are cut into pieces before they are compared: each further edit
+/// has the histogram algorithm go through all lines again.
+const LARGE: usize = 2_000;
+/// Lines of a piece, at least.
+const PIECE: usize = 100;
+
 /// The changes that make `new` of `old`, in order, with at least one equal line between two.
 pub(crate) fn changes(old: &[u32], new: &[u32]) -> Vec<LineChange> {
+    if old.len().min(new.len()) < LARGE {
+        return changes_of(old, new, [(old.len(), new.len())]);
+    }
+    changes_of(old, new, cuts(old, new, PIECE))
+}
+
+/// The changes of pieces that follow each other, given by where they end.
+fn changes_of(
+    old: &[u32],
+    new: &[u32],
+    ends: impl IntoIterator<Item = (usize, usize)>,
+) -> Vec<LineChange> {
     let mut changes: Vec<LineChange> = Vec::new();
-    for op in similar::capture_diff_slices(Algorithm::Histogram, old, new) {
-        if let DiffOp::Equal { .. } = op {
-            continue;
-        }
-        let (old, new) = (op.old_range(), op.new_range());
-        match changes.last_mut() {
-            Some(last) if last.old.end == old.start && last.new.end == new.start => {
-                last.old.end = old.end;
-                last.new.end = new.end;
+    let (mut old_start, mut new_start) = (0, 0);
+    for (old_end, new_end) in ends {
+        let (old_part, new_part) = (&old[old_start..old_end], &new[new_start..new_end]);
+        let ops = if old_part == new_part {
+            Vec::new()
+        } else {
+            similar::capture_diff_slices(Algorithm::Histogram, old_part, new_part)
+        };
+        for op in ops {
+            if let DiffOp::Equal { .. } = op {
+                continue;
             }
-            _ => changes.push(LineChange { old, new }),
+            let (old, new) = (op.old_range(), op.new_range());
+            let old = old_start + old.start..old_start + old.end;
+            let new = new_start + new.start..new_start + new.end;
+            match changes.last_mut() {
+                Some(last) if last.old.end == old.start && last.new.end == new.start => {
+                    last.old.end = old.end;
+                    last.new.end = new.end;
+                }
+                _ => changes.push(LineChange { old, new }),
+            }
         }
+        (old_start, new_start) = (old_end, new_end);
     }
     changes
+}
+
+/// Where two texts can be cut, since the lines there belong together whatever is around: at a line
+/// that each has once, with equal lines beside it, if all such lines are in the same order. If they
+/// are not, something changed places, and the whole is one piece. Pieces have `piece` lines or more
+/// of each text.
+fn cuts(old: &[u32], new: &[u32], piece: usize) -> Vec<(usize, usize)> {
+    let whole = (old.len(), new.len());
+    let (old_once, new_once) = (once(old), once(new));
+    let mut cuts = Vec::new();
+    let (mut last, mut ordered) = ((0, 0), 0);
+    for (at, number) in old.iter().enumerate() {
+        if old_once.get(number) != Some(&Some(at)) {
+            continue;
+        }
+        let Some(Some(there)) = new_once.get(number) else {
+            continue;
+        };
+        let there = *there;
+        if there < ordered {
+            return vec![whole];
+        }
+        ordered = there;
+        let around = |text: &[u32], at: usize| {
+            let lines = text.get(at.checked_sub(1)?..at + 2)?;
+            Some([lines[0], lines[2]])
+        };
+        let lines = around(old, at);
+        if lines.is_some()
+            && lines == around(new, there)
+            && at - last.0 >= piece
+            && there - last.1 >= piece
+        {
+            cuts.push((at, there));
+            last = (at, there);
+        }
+    }
+    cuts.push(whole);
+    cuts
+}
+
+/// Where each line is; `None` for one that is there several times.
+fn once(lines: &[u32]) -> FxHashMap<u32, Option<usize>> {
+    let mut found = FxHashMap::default();
+    for (at, number) in lines.iter().enumerate() {
+        found
+            .entry(*number)
+            .and_modify(|known| *known = None)
+            .or_insert(Some(at));
+    }
+    found
 }
 
 /// A unified diff of two texts with three lines of context, as `diff -u` writes it; empty if they
@@ -172,22 +253,57 @@ mod tests {
         );
     }
 
+    /// What changes make of the old text.
+    fn apply(old: &[u32], new: &[u32], changes: &[LineChange]) -> Vec<u32> {
+        let mut made = Vec::new();
+        let mut at = 0;
+        for change in changes {
+            assert!(change.old.start > at || at == 0, "two changes touch");
+            made.extend_from_slice(&old[at..change.old.start]);
+            made.extend_from_slice(&new[change.new.clone()]);
+            at = change.old.end;
+        }
+        made.extend_from_slice(&old[at..]);
+        made
+    }
+
     proptest! {
         #[test]
         fn changes_make_the_new_text(
             old in proptest::collection::vec(0u32..6, 0..40),
             new in proptest::collection::vec(0u32..6, 0..40),
         ) {
-            let mut made = Vec::new();
-            let mut at = 0;
-            for change in changes(&old, &new) {
-                prop_assert!(change.old.start > at || at == 0, "two changes touch");
-                made.extend_from_slice(&old[at..change.old.start]);
-                made.extend_from_slice(&new[change.new.clone()]);
-                at = change.old.end;
+            prop_assert_eq!(apply(&old, &new, &changes(&old, &new)), new);
+        }
+
+        #[test]
+        fn pieces_differ_in_no_more_than_the_whole(
+            lines in proptest::collection::vec(0u32..12, 30..200),
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..4, 0u32..12), 0..12),
+        ) {
+            // Mostly lines that are there once, some that are there often.
+            let old: Vec<u32> = lines
+                .iter()
+                .enumerate()
+                .map(|(at, number)| if *number < 4 { *number } else { 100 + at as u32 })
+                .collect();
+            let mut new = old.clone();
+            for (at, removed, line) in edits {
+                let at = at.index(new.len());
+                let end = new.len().min(at + removed);
+                new.splice(at..end, (line > 3).then_some(line % 4 + 1000 * u32::from(line > 8)));
+                if new.is_empty() {
+                    break;
+                }
             }
-            made.extend_from_slice(&old[at..]);
-            prop_assert_eq!(made, new);
+            let cut = changes_of(&old, &new, cuts(&old, &new, 1));
+            prop_assert_eq!(&apply(&old, &new, &cut), &new);
+            let whole = changes_of(&old, &new, [(old.len(), new.len())]);
+            let size = |changes: &[LineChange]| -> usize {
+                let sizes = changes.iter().map(|change| change.old.len() + change.new.len());
+                sizes.sum()
+            };
+            prop_assert_eq!(size(&cut), size(&whole));
         }
     }
 }

@@ -91,17 +91,24 @@ impl Store {
         }
         // How many stacks reach an object.
         let mut reached: FxHashMap<u64, u32> = FxHashMap::default();
+        // The roots of each stack, which others may publish to or destroy meanwhile.
+        let mut reaches = Vec::new();
         for id in self.stack_ids()? {
-            let stored_bytes = match self.reach_of(id, &mut |digest| {
-                *reached.entry(short(digest)).or_insert(0) += 1;
-                Ok(())
+            let (stack, head, roots) = match self.stack(id).and_then(|stack| {
+                let head = stack.layer(stack.head())?;
+                let mut roots = stack.roots()?;
+                roots.extend(stack.leases()?.iter().map(|lease| lease.record().base_root));
+                Ok((stack, head, roots))
             }) {
                 // It was destroyed in between.
-                Err(Error::NoStack(_)) => continue,
+                Err(Error::NoStack(_) | Error::NoLayer(_)) => continue,
                 found => found?,
             };
-            let stack = self.stack(id)?;
-            let head = stack.layer(stack.head())?;
+            let stored_bytes = self.reach_of(&roots, &mut |digest| {
+                *reached.entry(short(digest)).or_insert(0) += 1;
+                Ok(())
+            })?;
+            reaches.push(roots);
             usage.stacks.push(StackUsage {
                 stack: id,
                 layers: stack.layer_count(),
@@ -130,9 +137,9 @@ impl Store {
                 }
             }
         }
-        for stack in &mut usage.stacks {
+        for (stack, roots) in usage.stacks.iter_mut().zip(&reaches) {
             let mut shared_here = 0;
-            self.reach_of(stack.stack, &mut |digest| {
+            self.reach_of(roots, &mut |digest| {
                 if shared.contains(&short(digest)) {
                     shared_here += self.objects().length(digest)?;
                 }
@@ -163,15 +170,15 @@ impl Store {
         Ok(bytes)
     }
 
-    /// The bytes of all objects that the layers and leases of a stack reach; `each` is told of
-    /// every one.
-    fn reach_of(&self, id: StackId, each: &mut dyn FnMut(&Digest) -> Result<()>) -> Result<u64> {
-        let stack = self.stack(id)?;
-        let mut roots = stack.roots()?;
-        roots.extend(stack.leases()?.iter().map(|lease| lease.record().base_root));
+    /// The bytes of all objects that these layers reach; `each` is told of every one.
+    fn reach_of(
+        &self,
+        roots: &[Digest],
+        each: &mut dyn FnMut(&Digest) -> Result<()>,
+    ) -> Result<u64> {
         let mut marks = Marks::default();
         let mut bytes = 0;
-        for root in &roots {
+        for root in roots {
             marks.add_layer(self.objects(), root, &mut |digest| {
                 bytes += self.objects().length(digest)?;
                 each(digest)

@@ -75,7 +75,7 @@ struct Options {
     /// Only costs.
     #[arg(long)]
     no_rows: bool,
-    /// Layers of the look-up costs.
+    /// Layers on which costs are measured, beside 1 and 100.
     #[arg(long, default_value_t = 1_000)]
     layers: u32,
     /// Files of the huge base among the costs; 0 leaves it out.
@@ -182,6 +182,10 @@ fn compare(options: &Options) -> Result<()> {
     };
     let mut bases = plan.bases();
     bases.push(Base::Tree);
+    let costs = !options.no_costs && (options.rows.is_empty() || !options.costs.is_empty());
+    if costs {
+        bases.push(Base::Big);
+    }
     let inputs = Inputs::prepare(&dir.join("inputs"), &sources(options)?, &bases)?;
 
     let mut outcome = Outcome {
@@ -202,7 +206,6 @@ fn compare(options: &Options) -> Result<()> {
         ran?;
         fs::remove_dir_all(dir.join("ground"))?;
     }
-    let costs = !options.no_costs && (options.rows.is_empty() || !options.costs.is_empty());
     if costs {
         outcome.costs = cost::measure(
             &options.costs,

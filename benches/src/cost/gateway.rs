@@ -18,14 +18,15 @@ use crate::{Result, progress};
 /// How long the gateway may take to answer, or to end.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-struct Gateway {
+/// A gateway of the bench's own; ended when dropped.
+pub(super) struct Gateway {
     child: Child,
     bin: PathBuf,
     state: PathBuf,
 }
 
 impl Gateway {
-    fn start(state: &Path) -> Result<Gateway> {
+    pub(super) fn start(state: &Path) -> Result<Gateway> {
         clear(state);
         if state.exists() {
             fs::remove_dir_all(state)?;
@@ -62,7 +63,7 @@ impl Gateway {
     }
 
     /// A call by one of the command lines, with the time of its process.
-    fn command_line(&self, cli: &str, arguments: &[&str]) -> Result<Value> {
+    pub(super) fn command_line(&self, cli: &str, arguments: &[&str]) -> Result<Value> {
         let output = Command::new(self.bin.join(format!("sandbox-{cli}-cli")))
             .arg("--state-dir")
             .arg(&self.state)
@@ -79,7 +80,7 @@ impl Gateway {
     }
 
     /// A call by a bare request, as any program can make it.
-    fn request(&self, authority: &str, operation: &str, body: &Value) -> Result<Value> {
+    pub(super) fn request(&self, authority: &str, operation: &str, body: &Value) -> Result<Value> {
         let token =
             fs::read_to_string(self.state.join("tokens").join(format!("{authority}.token")))?;
         let body = body.to_string();
@@ -122,7 +123,7 @@ impl Drop for Gateway {
     }
 }
 
-fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str> {
+pub(super) fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str> {
     value
         .as_str()
         .ok_or_else(|| format!("{name}: {value} is no text").into())

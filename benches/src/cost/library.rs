@@ -1,9 +1,9 @@
-//! Costs of operations of the libraries: imports, sessions, publishes, layers.
+//! Costs of operations of the libraries: imports and sessions.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use super::publish::{Publishes, append};
 use super::{Costs, Options, seconds};
 use crate::daemon::{Daemon, Order};
 use crate::input::{Inputs, git};
@@ -13,12 +13,10 @@ use crate::{Result, progress};
 
 /// Sessions at once.
 const CROWDS: [u32; 3] = [1, 10, 100];
-/// Files of a large publish.
-const MANY: usize = 1_000;
 /// How long one step may take.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(900);
+pub(super) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(900);
 
-fn open(base: &Path, at: &Path) -> Result<Order> {
+pub(super) fn open(base: &Path, at: &Path) -> Result<Order> {
     fs::create_dir_all(at)?;
     Ok(Order::Open {
         base: base.to_path_buf(),
@@ -28,7 +26,7 @@ fn open(base: &Path, at: &Path) -> Result<Order> {
     })
 }
 
-fn import_order(base: &Path) -> Order {
+pub(super) fn import_order(base: &Path) -> Order {
     Order::Import {
         base: base.to_path_buf(),
     }
@@ -119,6 +117,14 @@ pub(super) fn session(
         );
         let first = [PathBuf::from("directory-0/file-0")];
         first_reads(costs, &mut ground, &base, &first, &about, options)?;
+        let measured = Publishes {
+            base: &base,
+            about: format!("publish of 1 file on {about}"),
+            times: options.times,
+        };
+        measured.take(costs, &mut ground, &mut |round, at| {
+            append(&at.join("directory-7/file-7000"), round)
+        })?;
         costs.note(
             format!("memory of the daemon with {about}"),
             "bytes",
@@ -129,7 +135,7 @@ pub(super) fn session(
     Ok(())
 }
 
-fn first_reads(
+pub(super) fn first_reads(
     costs: &mut Costs,
     ground: &mut Ground,
     base: &Path,
@@ -275,90 +281,6 @@ fn sessions_at_once(
         "s",
         &[passed / f64::from(count)],
     );
-    Ok(())
-}
-
-/// Publishes of one file and of many.
-pub(super) fn publish(
-    costs: &mut Costs,
-    dir: &Path,
-    inputs: &Inputs,
-    options: Options,
-) -> Result<()> {
-    let mut ground = Ground::new(&dir.join("cost"))?;
-    ground.daemon().order(&import_order(&inputs.tree))?;
-    for count in [1, MANY] {
-        let mut totals = Vec::new();
-        let mut steps: Vec<(String, Vec<f64>)> = Vec::new();
-        for round in 0..options.times {
-            allow(Some(PATIENCE));
-            progress(&format!("publish of {count} files, {round}"));
-            let at = ground.scratch()?;
-            ground.daemon().order(&open(&inputs.tree, &at)?)?;
-            for file in inputs.own_files().step_by(7).take(count) {
-                let mut file = fs::OpenOptions::new().append(true).open(at.join(file))?;
-                writeln!(file, "// round {round} of {count}")?;
-            }
-            let answer = ground.daemon().order(&Order::Publish { at: at.clone() })?;
-            totals.push(answer.total());
-            for (step, passed) in answer.seconds {
-                match steps.iter_mut().find(|(name, _)| *name == step) {
-                    Some((_, values)) => values.push(passed),
-                    None => steps.push((step, vec![passed])),
-                }
-            }
-            ground.daemon().order(&Order::Close { at: at.clone() })?;
-            fs::remove_dir(&at)?;
-        }
-        costs.note(format!("publish of {count} files"), "s", &totals);
-        for (step, values) in steps {
-            costs.note(format!("publish of {count} files: {step}"), "s", &values);
-        }
-    }
-    Ok(())
-}
-
-/// Look-ups in a stack of few and of many layers.
-pub(super) fn layers(
-    costs: &mut Costs,
-    dir: &Path,
-    inputs: &Inputs,
-    options: Options,
-) -> Result<()> {
-    let mut ground = Ground::new(&dir.join("cost"))?;
-    ground.daemon().order(&import_order(&inputs.tree))?;
-    let mut depth = 1;
-    let mut targets = vec![1, options.layers / 10, options.layers];
-    targets.dedup();
-    for target in targets.into_iter().filter(|target| *target > 0) {
-        allow(Some(PATIENCE * 4));
-        progress(&format!("{target} layers"));
-        if target > depth {
-            let answer = ground.daemon().order(&Order::Layers {
-                base: inputs.tree.clone(),
-                count: target - depth,
-            })?;
-            costs.note(
-                format!("a publish between layers {depth} and {target}"),
-                "s",
-                &[answer.total() / f64::from(target - depth)],
-            );
-            depth = target;
-        }
-        let mut passed = Vec::new();
-        for _ in 0..options.times {
-            let answer = ground.daemon().order(&Order::LookUp {
-                base: inputs.tree.clone(),
-                paths: inputs.files.clone(),
-            })?;
-            passed.push(answer.total() / inputs.files.len() as f64);
-        }
-        costs.note(
-            format!("look-up of a path on {target} layers"),
-            "s",
-            &passed,
-        );
-    }
     Ok(())
 }
 

@@ -7,6 +7,9 @@
 mod access;
 mod gateway;
 mod library;
+mod merge;
+mod publish;
+mod publishers;
 
 use std::path::Path;
 use std::time::Instant;
@@ -17,8 +20,15 @@ use crate::measure::{median, quantile};
 use crate::outcome::Cost;
 
 /// Groups of costs, by which they are chosen.
-pub const GROUPS: [&str; 6] = [
-    "import", "session", "publish", "layers", "access", "gateway",
+pub const GROUPS: [&str; 8] = [
+    "import",
+    "session",
+    "publish",
+    "merge",
+    "layers",
+    "access",
+    "gateway",
+    "publishers",
 ];
 
 /// Where costs are gathered.
@@ -46,7 +56,7 @@ impl Costs {
 pub struct Options {
     /// How often each is measured.
     pub times: u32,
-    /// Layers that are stacked up for the look-ups.
+    /// Layers that are stacked up.
     pub layers: u32,
     /// Files of the huge base; 0: without it.
     pub huge: u32,
@@ -83,16 +93,22 @@ pub fn measure(
         library::session(&mut costs, dir, inputs, options)?;
     }
     if wants("publish") {
-        library::publish(&mut costs, dir, inputs, options)?;
+        publish::publish(&mut costs, dir, inputs, options)?;
+    }
+    if wants("merge") {
+        merge::measure(&mut costs, dir, options)?;
     }
     if wants("layers") {
-        library::layers(&mut costs, dir, inputs, options)?;
+        publish::layers(&mut costs, dir, inputs, options)?;
     }
     if wants("access") && options.records >= 100_000 {
         access::measure(&mut costs, dir, options)?;
     }
     if wants("gateway") {
         gateway::measure(&mut costs, dir, inputs, options)?;
+    }
+    if wants("publishers") {
+        publishers::measure(&mut costs, dir, options)?;
     }
     Ok(costs.found)
 }

@@ -136,7 +136,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        self.serve(request, "mknod", || {
+        self.serve_once(request, "mknod", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let made = self
                 .requests
@@ -154,7 +154,7 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        self.serve(request, "mkdir", || {
+        self.serve_once(request, "mkdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let made = self.requests.make(
                 caller,
@@ -175,7 +175,7 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        self.serve(request, "symlink", || {
+        self.serve_once(request, "symlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
             let made = self
@@ -186,14 +186,14 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.serve(request, "unlink", || {
+        self.serve_once(request, "unlink", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.unlink(caller, parent.0, name), reply);
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.serve(request, "rmdir", || {
+        self.serve_once(request, "rmdir", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.remove_directory(caller, parent.0, name),
@@ -212,7 +212,7 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        self.serve(request, "rename", || {
+        self.serve_once(request, "rename", || {
             let from = (parent.0, name.as_bytes());
             let to = (newparent.0, newname.as_bytes());
             let renamed = self
@@ -230,7 +230,7 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.serve(request, "link", || {
+        self.serve_once(request, "link", || {
             let (caller, name) = (caller(request), newname.as_bytes());
             entry(self.requests.link(caller, ino.0, newparent.0, name), reply);
         });
@@ -252,7 +252,7 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.serve(request, "create", || {
+        self.serve_once(request, "create", || {
             let (caller, name) = (caller(request), name.as_bytes());
             let mode = new_mode(mode, umask);
             match self.requests.create(caller, parent.0, name, mode, flags) {
@@ -429,7 +429,7 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.serve(request, "setxattr", || {
+        self.serve_once(request, "setxattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(
                 self.requests.set_xattr(caller, ino.0, name, value, flags),
@@ -458,7 +458,7 @@ impl Filesystem for Adapter {
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.serve(request, "removexattr", || {
+        self.serve_once(request, "removexattr", || {
             let (caller, name) = (caller(request), name.as_bytes());
             empty(self.requests.remove_xattr(caller, ino.0, name), reply);
         });

@@ -8,6 +8,7 @@ mod convert;
 mod filesystem;
 
 use fuser::Request;
+use sandstack_store::for_request;
 
 use crate::meter;
 use crate::placement;
@@ -24,5 +25,12 @@ impl Adapter {
         placement::follow(request.pid());
         let _entered = self.requests.trees.enter();
         meter::count(operation, || guarded(operation, handler));
+    }
+
+    /// The same for what is to be done once, however often it is asked.
+    fn serve_once(&self, request: &Request, operation: &'static str, handler: impl FnOnce()) {
+        self.serve(request, operation, || {
+            for_request(request.unique().0, handler);
+        });
     }
 }

@@ -177,7 +177,7 @@ impl Recorder {
             writing: Mutex::default(),
             waiting: Mutex::default(),
             changed: Condvar::new(),
-            paths: Mutex::default(),
+            paths: Mutex::new(Paths::of(&upper)),
             processes: Processes::default(),
             embedder: Arc::new(Process::default()),
             own_pid: std::process::id(),
@@ -219,15 +219,22 @@ impl Recorder {
     }
 
     /// Writes what waits, now; but not what waits for a command to be started. When it returns,
-    /// nothing that was noted before is still being written.
+    /// nothing that was noted before is still being written. Returns whether all that was noted
+    /// before is in the log: false if something waits for a command, or was lost.
     ///
     /// # Errors
     /// As the access log's; the rows are lost then, and the time since the last frame is a gap.
-    pub fn flush(&self) -> Result<()> {
+    pub fn flush(&self) -> Result<bool> {
         let _turn = self.writing.lock();
-        let (rows, calls) = self.take(&mut self.waiting.lock());
+        let (rows, calls, whole) = {
+            let mut waiting = self.waiting.lock();
+            let (rows, calls) = self.take(&mut waiting);
+            let left = waiting.rows.len() + waiting.calls.len();
+            (rows, calls, left == 0 && waiting.failed.is_none())
+        };
         self.changed.notify_all();
-        self.write(rows, calls)
+        self.write(rows, calls)?;
+        Ok(whole)
     }
 
     /// Takes the rows that can be written: not those of an unknown namespace while a command is
@@ -381,11 +388,20 @@ impl Recorder {
         }
     }
 
-    /// Says that the view shows another upper from now on.
-    pub(crate) fn go_over(&self, upper: Arc<Upper>) {
+    /// Says that the kernel knows an inode no more: its path is put together again when it is needed.
+    pub(crate) fn forgotten(&self, ino: Ino) {
+        if self.mode != TraceMode::Off {
+            self.paths.lock().forgotten(ino);
+        }
+    }
+
+    /// Says that the view shows another upper from now on. `left` are inodes that it lacks: they keep
+    /// the paths that they had.
+    pub(crate) fn go_over(&self, upper: Arc<Upper>, left: &[Ino]) {
         let mut paths = self.paths.lock();
-        paths.go_over(&upper);
-        *self.upper.write() = upper;
+        let mut shown = self.upper.write();
+        paths.go_over(&shown, &upper, left);
+        *shown = upper;
     }
 
     /// `offset` if the call is to be recorded by itself, too.

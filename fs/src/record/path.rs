@@ -3,7 +3,12 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use sandstack_store::{Ino, Name, ROOT_INO, RelPath, Upper};
+use sandstack_store::{Ino, Kind, Name, ROOT_INO, RelPath, Slot, Upper};
+
+/// Room that is kept when nearly all paths are forgotten.
+const KEPT: usize = 64;
+/// Most paths of a kind that are remembered; with more, all are put together anew.
+const MOST: usize = 50_000;
 
 #[derive(Default)]
 pub(super) struct Paths {
@@ -24,15 +29,34 @@ impl Paths {
         self.files.clear();
     }
 
-    /// The view shows another upper from now on. What is where it was last found stays known: the
-    /// layer knows the rest.
-    pub(super) fn go_over(&mut self, upper: &Upper) {
-        self.directories_moved();
-        let state = upper.state();
-        self.names.retain(|ino, (parent, name)| {
-            let found = upper.lookup(&state, *parent, name.as_bytes());
-            matches!(found, Ok(Some((found, _))) if found == *ino)
-        });
+    /// Nothing is remembered of `upper` but where the session has put what; the layer knows the rest.
+    pub(super) fn of(upper: &Upper) -> Paths {
+        let mut paths = Paths::default();
+        for (directory, name, slot) in upper.state().slots() {
+            if let Slot::Entry(entry) = slot
+                && entry.kind != Kind::Directory
+            {
+                paths.names.insert(entry.ino, (directory, name.clone()));
+            }
+        }
+        paths
+    }
+
+    /// Another upper is shown from now on, which lacks the inodes of `left`.
+    pub(super) fn go_over(&mut self, old: &Upper, new: &Upper, left: &[Ino]) {
+        let before: Vec<_> = left
+            .iter()
+            .map(|ino| (*ino, self.inode(old, *ino)))
+            .collect();
+        *self = Paths::of(new);
+        self.files.extend(before);
+    }
+
+    pub(super) fn forgotten(&mut self, ino: Ino) {
+        self.files.remove(&ino);
+        self.directories.remove(&ino);
+        give_room_back(&mut self.files);
+        give_room_back(&mut self.directories);
     }
 
     pub(super) fn entry(&mut self, upper: &Upper, parent: Ino, name: &Name) -> Arc<RelPath> {
@@ -55,7 +79,7 @@ impl Paths {
             None => self.directory(upper, ino),
             Some((parent, name)) => Arc::new(self.directory(upper, parent).join(&name)),
         };
-        self.files.insert(ino, Arc::clone(&path));
+        remember(&mut self.files, ino, &path);
         path
     }
 
@@ -74,7 +98,21 @@ impl Paths {
             .flatten()
             .unwrap_or_default();
         let path = Arc::new(path);
-        self.directories.insert(ino, Arc::clone(&path));
+        remember(&mut self.directories, ino, &path);
         path
+    }
+}
+
+fn remember(paths: &mut FxHashMap<Ino, Arc<RelPath>>, ino: Ino, path: &Arc<RelPath>) {
+    if paths.len() >= MOST {
+        paths.clear();
+    }
+    paths.insert(ino, Arc::clone(path));
+}
+
+/// Of a map in which nearly nothing is left.
+fn give_room_back(paths: &mut FxHashMap<Ino, Arc<RelPath>>) {
+    if paths.capacity() > KEPT && paths.len() < paths.capacity() / 8 {
+        paths.shrink_to(KEPT.max(paths.len() * 2));
     }
 }

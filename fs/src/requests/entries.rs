@@ -28,12 +28,12 @@ impl Requests {
             // Without a name it is about to go: the kernel has given it back, or would not ask.
             Ok(found) if matches!(name, b"." | b"..") && found.nlink == 0 => Ok(None),
             Ok(found) if matches!(name, b"." | b"..") => {
-                self.known.told(found.ino);
+                self.told(&found);
                 Ok(Some(self.owned(found)))
             }
             Err(Error::NotFound) if matches!(name, b"." | b"..") => Ok(None),
             Ok(found) => {
-                self.known.told(found.ino);
+                self.told(&found);
                 self.recorder.named_if_changed(&tree, &found, parent, name);
                 self.recorder
                     .entry(caller.pid, parent, name, AccessKind::Lookup, 0);
@@ -67,7 +67,7 @@ impl Requests {
             .trees
             .of(parent)
             .create(caller, parent, name, mode, node)?;
-        self.known.told(made.ino);
+        self.told(&made);
         self.recorder.named(made.ino, parent, name);
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Create, 0);
@@ -106,6 +106,17 @@ impl Requests {
         let made = self.make(caller, parent, name, mode, NewNode::File)?;
         self.note_open(caller.pid, made.ino, flags);
         Ok((made, self.open_flags()))
+    }
+
+    /// What was made by an earlier server of the connection is opened. Returns the flags of the reply.
+    pub(crate) fn created(&self, caller: Caller, made: &Attributes, flags: i32) -> u32 {
+        self.note_open(caller.pid, made.ino, flags);
+        self.open_flags()
+    }
+
+    /// Whether an earlier server of the connection has done `request`, which is about `ino`.
+    pub(crate) fn was_done(&self, ino: Ino, request: u64) -> bool {
+        self.trees.of(ino).upper().state().was_asked(request)
     }
 
     pub(crate) fn unlink(&self, caller: Caller, parent: Ino, name: &[u8]) -> Result<()> {
@@ -153,7 +164,7 @@ impl Requests {
         name: &[u8],
     ) -> Result<Attributes> {
         let found = self.trees.of(parent).link(ino, parent, name)?;
-        self.known.told(ino);
+        self.told(&found);
         self.recorder.named(ino, parent, name);
         self.recorder
             .entry(caller.pid, parent, name, AccessKind::Link, 0);
@@ -178,7 +189,7 @@ impl Requests {
                 let taken = wanted(name, &self.owned(*found), next);
                 // A listing with attributes is a look-up of each entry; but of `.` and `..`.
                 if taken && attributes && next > 2 {
-                    self.known.told(found.ino);
+                    self.told(found);
                 }
                 taken
             })

@@ -18,9 +18,24 @@ const KEPT: usize = 64;
 pub(crate) struct Known([Mutex<FxHashMap<Ino, u64>>; SHARDS]);
 
 impl Known {
-    /// The kernel is being told of `ino`. Before the reply is sent.
-    pub(crate) fn told(&self, ino: Ino) {
-        *self.shard(ino).lock().entry(ino).or_default() += 1;
+    /// The kernel is being told of `ino`. Before the reply is sent. Returns whether it did not know it.
+    pub(crate) fn told(&self, ino: Ino) -> bool {
+        let mut shard = self.shard(ino).lock();
+        let count = shard.entry(ino).or_default();
+        *count += 1;
+        *count == 1
+    }
+
+    /// Whether the kernel knows `ino`.
+    pub(crate) fn knows(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().contains_key(&ino)
+    }
+
+    /// Every inode that the kernel knows, in no order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Ino> {
+        self.0
+            .iter()
+            .flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>())
     }
 
     /// The kernel gives back `count` times that it was told. Returns whether it knows the inode no
@@ -55,12 +70,13 @@ mod tests {
     #[test]
     fn a_late_forget_leaves_what_was_found_again() {
         let known = Known::default();
-        known.told(7);
-        known.told(7);
+        assert!(known.told(7) && !known.told(7));
         // The kernel has let go of the first two, and found it again before it could say so.
-        known.told(7);
+        assert!(!known.told(7));
         assert!(!known.forgotten(7, 2));
+        assert!(known.knows(7) && known.all().eq([7]));
         assert!(known.forgotten(7, 1));
+        assert!(!known.knows(7));
         // What was never told, as the root, is not known.
         assert!(known.forgotten(1, 1));
     }

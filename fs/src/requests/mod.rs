@@ -7,12 +7,14 @@
 mod content;
 mod entries;
 mod known;
+mod memory;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use sandstack_store::{AccessKind, Attributes, Ino};
+use sandstack_store::{AccessKind, Attributes, Ino, Kind};
 
 use crate::error::{Error, Result};
 use crate::notify::Notifier;
@@ -37,6 +39,9 @@ pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 /// Requests that the kernel may have under way for one view of its own accord, such as read-ahead.
 pub(crate) const MAX_BACKGROUND: u16 = 64;
 
+/// Entries of the layer that are given up before freed memory goes back to the kernel: some 5 MiB.
+const TRIM_EVERY: usize = 25_000;
+
 /// The bit by which the kernel marks an open for execution (`__FMODE_EXEC` of `linux/fs.h`).
 const OPEN_EXECUTE: i32 = 0x20;
 
@@ -53,7 +58,19 @@ pub(crate) struct Requests {
     pub(crate) slow: Arc<SlowPool>,
     /// Whose everything appears to be; `None`: owners as they are.
     pub(crate) owner: Option<Owner>,
-    pub(crate) known: Known,
+    pub(crate) known: Arc<Known>,
+    /// Entries of the layer that were given up since the view began.
+    pub(crate) given_up: AtomicUsize,
+}
+
+/// The kernel of a view that has ended knows nothing any more. What is loaded stays: others may come.
+impl Drop for Requests {
+    fn drop(&mut self) {
+        let tree = self.trees.current();
+        for ino in self.known.all() {
+            tree.upper().lower().release(ino);
+        }
+    }
 }
 
 impl Requests {
@@ -77,16 +94,40 @@ impl Requests {
         Ok(self.owned(found))
     }
 
+    /// The kernel is being told of an inode.
+    fn told(&self, found: &Attributes) {
+        if self.known.told(found.ino) && found.kind == Kind::Directory {
+            self.trees.current().upper().lower().hold(found.ino);
+        }
+    }
+
     /// The kernel gives back `count` of the times that it was told of an inode. If it was told again
     /// meanwhile, it has it still.
     pub(crate) fn forget(&self, ino: Ino, count: u64) {
         if !self.known.forgotten(ino, count) {
             return;
         }
+        self.recorder.forgotten(ino);
+        self.let_lower_forget(ino);
         if let Err(error) = self.trees.of(ino).forget(ino) {
             tracing::error!(ino, %error, "an inode without a name could not be dropped");
         }
         self.trees.forgotten(ino);
+    }
+
+    fn let_lower_forget(&self, ino: Ino) {
+        let tree = self.trees.current();
+        let upper = tree.upper();
+        let given_up = {
+            // What the session has moved or changed may be found at another place than in its layer.
+            let state = upper.state();
+            let needed = |ino| self.known.knows(ino) || state.inode(ino).is_some();
+            upper.lower().forgotten(ino, needed)
+        };
+        let before = self.given_up.fetch_add(given_up, Ordering::Relaxed);
+        if before % TRIM_EVERY + given_up >= TRIM_EVERY {
+            memory::trim();
+        }
     }
 
     pub(crate) fn space(&self) -> Result<Space> {

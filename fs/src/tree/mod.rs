@@ -56,7 +56,18 @@ impl Tree {
     pub fn new(upper: Arc<Upper>) -> Result<Self> {
         let tree = Tree { upper };
         tree.drop_nameless()?;
+        let mut change = tree.upper.begin();
+        if change.state().was_anything_asked() {
+            change.push(Record::Asked { request: 0 });
+        }
+        change.commit()?;
         Ok(tree)
+    }
+
+    /// The filesystem over `upper` for a kernel that has known it all the time, and asks again for
+    /// what the last server has not answered.
+    pub fn resumed(upper: Arc<Upper>) -> Self {
+        Tree { upper }
     }
 
     /// What is served.

@@ -55,6 +55,12 @@ pub(super) mod opcode {
     pub(crate) const COPY_FILE_RANGE: u32 = 47;
 }
 
+/// In the number of a request: an earlier server of the connection has read it already
+/// (`FUSE_UNIQUE_RESEND`).
+pub(super) const RESENT: u64 = 1 << 63;
+/// The notification that asks for what was read and not answered (`FUSE_NOTIFY_RESEND`).
+pub(super) const NOTIFY_RESEND: i32 = 7;
+
 /// Which attributes a SETATTR sets.
 pub(super) mod valid {
     pub(crate) const MODE: u32 = 1 << 0;

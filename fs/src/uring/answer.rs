@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use sandstack_store::Ino;
+use sandstack_store::{Ino, for_request};
 
-use super::abi::{opcode, valid};
+use super::abi::{self, opcode, valid};
 use super::exchange::{Errno, Exchange};
 use crate::meter;
 use crate::requests::{Requests, Sized, WriteOrigin, guarded, new_mode};
@@ -85,29 +85,21 @@ fn dispatch(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered
         // Nothing is kept back until close; the kernel remembers this and asks no more.
         opcode::FLUSH => return Err(Errno(libc::ENOSYS)),
         opcode::FSYNC | opcode::FSYNCDIR => return Ok(Answered::Later(Slow::Sync)),
-        opcode::MKNOD
-        | opcode::MKDIR
-        | opcode::SYMLINK
-        | opcode::CREATE
-        | opcode::LINK
-        | opcode::UNLINK
-        | opcode::RMDIR
-        | opcode::RENAME
-        | opcode::RENAME2 => change_names(requests, exchange)?,
-        opcode::STATFS => exchange.put_space(&requests.space()?)?,
-        opcode::SETXATTR => {
-            let (name, rest) = exchange.name_and_rest()?;
-            let size = exchange.u32(0) as usize;
-            let value = rest.get(..size).ok_or(Errno(libc::EINVAL))?;
-            let flags = exchange.u32(4).cast_signed();
-            requests.set_xattr(caller, ino, name, value, flags)?;
+        code if is_done_once(code) => {
+            let unique = exchange.header.unique;
+            let (again, request) = (unique & abi::RESENT != 0, unique & !abi::RESENT);
+            if again && requests.was_done(ino, request) {
+                answer_again(requests, exchange)?;
+            } else {
+                for_request(request, || change_once(requests, exchange))?;
+            }
         }
+        opcode::STATFS => exchange.put_space(&requests.space()?)?,
         opcode::GETXATTR => {
             let value = requests.xattr(ino, exchange.name()?, exchange.u32(0))?;
             put_sized(exchange, value)?;
         }
         opcode::LISTXATTR => put_sized(exchange, requests.xattrs(ino, exchange.u32(0))?)?,
-        opcode::REMOVEXATTR => requests.remove_xattr(caller, ino, exchange.name()?)?,
         opcode::IOCTL => return Err(Errno(libc::ENOTTY)),
         opcode::FALLOCATE => {
             let (offset, length) = (exchange.u64(8), exchange.u64(16));
@@ -184,8 +176,43 @@ pub(super) fn answer_later(
     }
 }
 
-/// The requests that make, move and remove names.
-fn change_names(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<(), Errno> {
+/// Whether a request must not be done a second time: its answer would be another.
+fn is_done_once(code: u32) -> bool {
+    matches!(
+        code,
+        opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::SYMLINK
+            | opcode::CREATE
+            | opcode::LINK
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::RENAME2
+            | opcode::SETXATTR
+            | opcode::REMOVEXATTR
+    )
+}
+
+/// Answers a request that an earlier server of the connection has done and not answered.
+fn answer_again(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<(), Errno> {
+    let (ino, caller) = (exchange.header.ino, exchange.header.caller);
+    let name = match exchange.header.opcode {
+        opcode::SYMLINK => exchange.two_names()?.0,
+        opcode::MKNOD | opcode::MKDIR | opcode::LINK | opcode::CREATE => exchange.name()?,
+        _ => return Ok(()),
+    };
+    // Others may have removed it since.
+    let found = requests.lookup(caller, ino, name)?;
+    let made = found.ok_or(Errno(libc::ENOENT))?;
+    let open = (exchange.header.opcode == opcode::CREATE)
+        .then(|| requests.created(caller, &made, exchange.u32(0).cast_signed()));
+    exchange.put_entry(Some(&made))?;
+    open.map_or(Ok(()), |open| exchange.put_open(open))
+}
+
+/// The requests that make, move and remove names and attributes.
+fn change_once(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<(), Errno> {
     let (ino, caller) = (exchange.header.ino, exchange.header.caller);
     let made = match exchange.header.opcode {
         opcode::MKNOD => {
@@ -209,6 +236,14 @@ fn change_names(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<(), 
             exchange.put_entry(Some(&made))?;
             return exchange.put_open(open);
         }
+        opcode::SETXATTR => {
+            let (name, rest) = exchange.name_and_rest()?;
+            let size = exchange.u32(0) as usize;
+            let value = rest.get(..size).ok_or(Errno(libc::EINVAL))?;
+            let flags = exchange.u32(4).cast_signed();
+            return Ok(requests.set_xattr(caller, ino, name, value, flags)?);
+        }
+        opcode::REMOVEXATTR => return Ok(requests.remove_xattr(caller, ino, exchange.name()?)?),
         opcode::UNLINK => return Ok(requests.unlink(caller, ino, exchange.name()?)?),
         opcode::RMDIR => return Ok(requests.remove_directory(caller, ino, exchange.name()?)?),
         code => {

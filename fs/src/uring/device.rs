@@ -9,22 +9,35 @@ use super::answer::{Answered, answer, answer_later};
 use super::connection::Connection;
 use super::exchange::{Errno, Exchange, Header, count_bytes, reply_header};
 use super::memory::Memory;
+use crate::placement;
 use crate::requests::{MAX_TRANSFER, guarded};
 
 /// Bytes of memory that are kept between requests.
 const KEPT: usize = 16 << 10;
 
-/// Serves what comes until the connection ends.
+/// Has the kernel ask again for what an earlier server has read and not answered.
+///
+/// # Errors
+/// It cannot, or the connection has ended.
+pub(super) fn ask_again(connection: &Connection) -> io::Result<()> {
+    let mut message = [0; 16];
+    message[..4].copy_from_slice(&16u32.to_ne_bytes());
+    message[4..8].copy_from_slice(&abi::NOTIFY_RESEND.to_ne_bytes());
+    rustix::io::write(connection.device(), &message)?;
+    Ok(())
+}
+
+/// Serves what comes until the connection ends, where its callers are if `follow` says so.
 ///
 /// # Errors
 /// The device failed.
-pub(super) fn serve(connection: &Arc<Connection>) -> io::Result<()> {
+pub(super) fn serve(connection: &Arc<Connection>, follow: bool) -> io::Result<()> {
     let size = MAX_TRANSFER as usize + abi::READ_OVERHEAD;
     let mut buffer = Memory::new(size)?;
     loop {
         match rustix::io::read(connection.device(), buffer.bytes()) {
             Ok(read) => {
-                serve_one(connection, buffer.bytes(), read);
+                serve_one(connection, buffer.bytes(), read, follow);
                 // Thousands of forgets come at once, and then none for long.
                 if read > KEPT {
                     buffer.give_back(KEPT..size)?;
@@ -40,11 +53,14 @@ pub(super) fn serve(connection: &Arc<Connection>) -> io::Result<()> {
     }
 }
 
-fn serve_one(connection: &Arc<Connection>, buffer: &mut [u8], read: usize) {
+fn serve_one(connection: &Arc<Connection>, buffer: &mut [u8], read: usize, follow: bool) {
     let Some((header, body)) = buffer.split_first_chunk_mut::<IN_HEADER>() else {
         return;
     };
     let header = Header::decode(header);
+    if follow {
+        placement::follow(header.caller.pid);
+    }
     let asked = read.saturating_sub(IN_HEADER);
     let fixed = match abi::head_bytes(header.opcode) {
         Some(bytes) if bytes <= asked => bytes,

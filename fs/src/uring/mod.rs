@@ -64,6 +64,35 @@ pub(crate) fn prepare() -> io::Result<Ready> {
     Ok(Ready { rings, entries })
 }
 
+/// Serves a connection that an earlier process has served over `/dev/fuse` and left, for as long as
+/// there are mounts. What that has read and not answered is asked for again.
+///
+/// # Errors
+/// The kernel cannot ask again (before Linux 6.9), or a thread cannot be started.
+pub(crate) fn resume(
+    requests: Requests,
+    device: OwnedFd,
+) -> io::Result<JoinHandle<io::Result<()>>> {
+    let connection = Arc::new(Connection::new(device, Arc::new(requests)));
+    device::ask_again(&connection)?;
+    // Two, as a view over `/dev/fuse` has: one request may overtake another that waits for the disk.
+    let other = {
+        let connection = Arc::clone(&connection);
+        std::thread::Builder::new()
+            .name("fs-view".to_owned())
+            .spawn(move || device::serve(&connection, true))?
+    };
+    std::thread::Builder::new()
+        .name("fs-view".to_owned())
+        .spawn(move || {
+            let served = device::serve(&connection, true);
+            let others = other
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a view's thread panicked")));
+            served.and(others)
+        })
+}
+
 /// Serves a connection. Returns when the kernel and the view have agreed on how they speak; the
 /// thread ends when the connection does and no ring has anything of it any more.
 ///
@@ -84,7 +113,7 @@ pub(crate) fn serve(
     std::thread::Builder::new()
         .name("fs-view".to_owned())
         .spawn(move || {
-            let served = device::serve(&connection);
+            let served = device::serve(&connection, false);
             connection.wait_until_left();
             drop(rings);
             served

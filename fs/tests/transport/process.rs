@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sandstack_fs::{
     MountOptions, Recorder, SlowPool, TraceMode, Transport, Tree, View, ViewOptions, detached,
@@ -13,6 +13,9 @@ use sandstack_fs::{
 use sandstack_store::Store;
 
 use crate::fixture::{in_threads, over_each_transport, processors, wait_until};
+
+/// For tests that serve views in this process: they share its rings, and one counts them.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// How many threads of this process serve rings.
 fn rings() -> usize {
@@ -46,6 +49,7 @@ fn serve(store: &Store, point: &Path, transport: Transport, slow: &Arc<SlowPool>
 
 #[test]
 fn views_share_the_rings_and_nothing_else() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     over_each_transport("views_share_the_rings_and_nothing_else", |transport| {
         const VIEWS: usize = 12;
         let dir = tempfile::tempdir().unwrap();
@@ -93,6 +97,7 @@ fn views_share_the_rings_and_nothing_else() {
 /// requests come.
 #[test]
 fn the_kernel_hears_of_changes_behind_its_back() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     over_each_transport("the_kernel_hears_of_changes_behind_its_back", |transport| {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("store")).unwrap();

@@ -525,6 +525,66 @@ operations! {
         positional: ["path"],
         runtime::FileList => runtime::FileEntries
     }
+    FileStat {
+        name: "file_stat",
+        title: "What is at a path",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["path"],
+        runtime::FileStat => runtime::FileStatus
+    }
+    FileSearch {
+        name: "file_search",
+        title: "Search in files",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["pattern"],
+        runtime::FileSearch => runtime::SearchMatches
+    }
+    FileDelete {
+        name: "file_delete",
+        title: "Remove a file or directory",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict, PreconditionFailed, QuotaExceeded],
+        positional: ["path"],
+        runtime::FileDelete => runtime::FileDeleted
+    }
+    FileMove {
+        name: "file_move",
+        title: "Move a file or directory",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, AlreadyExists, Conflict, QuotaExceeded],
+        positional: ["path", "to"],
+        runtime::FileMove => runtime::FileMoved
+    }
+    FileMakeDirectory {
+        name: "file_make_directory",
+        title: "Make a directory",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, AlreadyExists, Conflict, QuotaExceeded],
+        positional: ["path"],
+        runtime::FileMakeDirectory => runtime::DirectoryMade
+    }
     FileBlame {
         name: "file_blame",
         title: "Blame a file",

@@ -197,6 +197,78 @@ fn locks_are_left_out_and_a_rebase_in_progress_stops_nobody() {
     repository.end();
 }
 
+/// Commits that no branch has are all that some work is in.
+#[test]
+fn a_detached_head_and_stashes_are_saved() {
+    let repository = Repository::new();
+    let (first, second) = (repository.session(), repository.session());
+    repository.sh(
+        &first,
+        "git commit -q --allow-empty -m first; echo x >> b; git stash -q",
+    );
+    repository.publish(&first);
+    repository.sh(
+        &second,
+        "echo 1 >> d/c; git stash -q; echo 2 >> d/c; git stash -q; git checkout -q --detach; \
+         git commit -q --allow-empty -m loose",
+    );
+    let report = repository.publish(&second);
+    let saved: Vec<(&str, &str)> = report["saved_refs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|saved| {
+            let text = |name: &str| saved[name].as_str().unwrap();
+            (text("name"), text("saved_as"))
+        })
+        .collect();
+    let session = repository.session();
+    repository.sh(&session, "git fsck --full");
+    let of = |name: &str| -> Vec<&str> {
+        let found = saved.iter().filter(|(found, _)| found.starts_with(name));
+        found.map(|(_, saved)| *saved).collect()
+    };
+    let [head] = of("HEAD")[..] else {
+        panic!("{report:#}")
+    };
+    let subject = repository.sh(&session, &format!("git log -1 --format=%s {head}"));
+    assert_eq!(subject, "loose\n");
+    let mut stashed: Vec<String> = of("refs/stash")
+        .iter()
+        .map(|saved| repository.sh(&session, &format!("git show {saved}:d/c")))
+        .collect();
+    stashed.sort();
+    stashed.dedup();
+    assert_eq!(stashed, ["c\n1\n", "c\n2\n"], "{report:#}");
+    // The first's is where it was.
+    assert_eq!(repository.sh(&session, "git show stash:b"), "b\nx\n");
+    assert_eq!(repository.sh(&session, "git log -1 --format=%s"), "first\n");
+    repository.end();
+}
+
+#[test]
+fn a_repository_that_others_removed_is_a_conflict() {
+    let repository = Repository::new();
+    let (first, second) = (repository.session(), repository.session());
+    repository.sh(&first, "rm -rf .git");
+    repository.publish(&first);
+    repository.sh(&second, "git commit -q --allow-empty -m second");
+    let request = json!({ "workspace_session_id": second });
+    let report = repository
+        .rig
+        .call("publish_workspace_session", request)
+        .ok();
+    let conflict = &report["conflicts"][0];
+    assert_eq!(
+        (&report["outcome"], &conflict["path"], &conflict["kind"]),
+        (&json!("conflict"), &json!(".git"), &json!("delete_modify")),
+        "{report:#}"
+    );
+    assert_eq!(report["conflicts"].as_array().unwrap().len(), 1);
+    assert_eq!(repository.sh(&second, "git log -1 --format=%s"), "second\n");
+    repository.end();
+}
+
 /// Ten at once, one after the other at the gate: every commit is found.
 #[test]
 fn ten_who_commit_at_once_keep_all_commits() {

@@ -17,14 +17,37 @@ for line in sys.stdin:
 ";
 
 /// A command that runs.
-struct Agent<'r> {
+pub(crate) struct Agent<'r> {
     rig: &'r Rig,
     command: Value,
     lines: Cell<u64>,
 }
 
+/// The same, while nothing is asked of the gateway.
+pub(crate) struct Detached {
+    command: Value,
+    lines: u64,
+}
+
+impl Detached {
+    pub(crate) fn of<'r>(&self, rig: &'r Rig) -> Agent<'r> {
+        Agent {
+            rig,
+            command: self.command.clone(),
+            lines: Cell::new(self.lines),
+        }
+    }
+}
+
 impl<'r> Agent<'r> {
-    fn start(rig: &'r Rig, sandbox: &str, session: &str) -> Agent<'r> {
+    pub(crate) fn detached(self) -> Detached {
+        Detached {
+            command: self.command,
+            lines: self.lines.get(),
+        }
+    }
+
+    pub(crate) fn start(rig: &'r Rig, sandbox: &str, session: &str) -> Agent<'r> {
         let request = json!({
             "sandbox_id": sandbox, "workspace_session_id": session,
             "cmd": format!("exec python3 -c \"{AGENT}\""), "tty": false,
@@ -42,7 +65,7 @@ impl<'r> Agent<'r> {
 
     /// Tells it a line, and answers what it says.
     #[track_caller]
-    fn ask(&self, line: &str) -> String {
+    pub(crate) fn ask(&self, line: &str) -> String {
         let request = json!({ "command_session_id": self.command,
             "stdin": format!("{line}\n"), "yield_time_ms": 0 });
         self.rig.call("write_command_stdin", request).ok();
@@ -50,7 +73,7 @@ impl<'r> Agent<'r> {
     }
 
     #[track_caller]
-    fn does(&self, line: &str) {
+    pub(crate) fn does(&self, line: &str) {
         assert_eq!(self.ask(line), "done", "{line}");
     }
 

@@ -12,7 +12,8 @@
 //! # Keys in the database
 //! `s`, stack, lease: what is known of the session's record; `f`, stack, lease, number: a frame that
 //! is not in the index yet; `c`, stack, lease, number: the calls of a frame; `g`, stack, lease,
-//! number: a gap. Numbers are 64-bit big-endian. The index has its own: see there.
+//! number: a gap. Numbers are 64-bit big-endian. The index has its own, and [`crate::writers`]: see
+//! there.
 
 mod filter;
 mod frame;
@@ -35,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::lease::LeaseId;
 use crate::name::RelPath;
 use crate::stack::StackId;
+use crate::writers;
 use frame::Frame;
 
 pub use filter::{AccessFilter, PathMatch};
@@ -335,6 +337,7 @@ impl AccessLog {
             let place = row_key(b"f", stack, lease, number);
             batch.insert(access, &place, &Frame::of(rows, &[]).pack()?);
         }
+        writers::keep(&self.db, &mut batch, (stack, lease), number, rows)?;
         if !calls.is_empty() {
             let place = row_key(b"c", stack, lease, number);
             batch.insert(access, &place, &Frame::of(&[], calls).pack()?);
@@ -419,6 +422,12 @@ impl AccessLog {
             }
         }
         Ok(answer)
+    }
+
+    /// How many frames and gaps the record of a session has had; `None` if there is none.
+    pub(crate) fn counts(&self, stack: StackId, lease: LeaseId) -> Result<Option<(u64, u64)>> {
+        let record = self.record(stack, lease)?;
+        Ok(record.map(|record| (record.frames, record.gaps)))
     }
 
     /// Finds single calls of a stack, at most `limit` of them, after `after`. Only sessions whose mode

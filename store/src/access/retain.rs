@@ -7,6 +7,7 @@ use crate::db::{self, Durability, key};
 use crate::error::Result;
 use crate::lease::LeaseId;
 use crate::stack::StackId;
+use crate::writers;
 
 /// Keys that are removed at a time.
 const REMOVED_AT_ONCE: usize = 10_000;
@@ -23,7 +24,8 @@ impl AccessLog {
     /// As [`AccessLog::begin`].
     pub fn forget(&self, stack: StackId) -> Result<()> {
         let parts: [&[u8]; 4] = [b"s", b"f", b"c", b"g"];
-        for part in parts.into_iter().chain(index::PARTS) {
+        let parts = parts.into_iter().chain(index::PARTS);
+        for part in parts.chain(writers::PARTS) {
             let prefix = key(&[part, &stack.0.to_be_bytes()]);
             self.remove(prefix, |_, _| Ok(Vec::new()))?;
         }

@@ -34,7 +34,7 @@ pub use delta::{Change, ChangeKind, Delta};
 
 pub use reads::{Dependency, StaleRead, Validate};
 pub use rebase::Rebased;
-pub use route::{Policy, Route, Rule, SavedRef, Skipped};
+pub use route::{Policy, Route, Router, Rule, SavedRef, Skipped};
 
 use crate::blame::Owners;
 use crate::db::Durability;
@@ -218,6 +218,7 @@ impl Stack {
         self.db().commit(db_batch, Durability::Process)?;
         point::pass("publish.content");
 
+        let writers = self.writers(upper)?;
         let mut reads = match options.validate {
             Validate::Reads => Some(Reads::of(self, upper, options)?),
             Validate::Writes => None,
@@ -271,7 +272,7 @@ impl Stack {
             on_step(Step::Apply);
             let root = edit::apply(&head, &resolution.edits, &batch)?;
             let layer = self.next_layer(&head_layer, root, &resolution, options);
-            let runs = resolver.owner_runs(&resolution, layer.id.revision)?;
+            let runs = resolver.owner_runs(&resolution, layer.id.revision, &writers)?;
             on_step(Step::Sync);
             added_bytes += batch.added_bytes();
             let mut db_batch = self.db().batch();
@@ -297,9 +298,10 @@ impl Stack {
                 ..layer
             };
             let owners = Owners::new(self);
-            for (path, digest, runs) in &runs {
+            for (path, digest, runs) in &runs.files {
                 owners.keep(&mut db_batch, path, digest, layer.id.revision, runs);
             }
+            self.write_commands(&mut db_batch, layer.id.revision, &runs.commands);
             self.write_head(&mut db_batch, &layer, &resolution.kinds, &record)?;
             self.db().commit(db_batch, Durability::Power)?;
             *gate = record;

@@ -13,6 +13,7 @@ use crate::merge::Origin;
 use crate::name::RelPath;
 use crate::node::Node;
 use crate::text::{MAX_TEXT, is_text, line_count};
+use crate::writers::Writers;
 
 /// Where the lines of the files of a resolution come from.
 #[derive(Default)]
@@ -33,6 +34,13 @@ pub(super) struct MergedFile {
     pub(super) head: (RelPath, Content),
 }
 
+/// Whose the lines of the files of a new layer are.
+pub(super) struct OwnerRuns {
+    pub(super) files: Vec<(RelPath, Digest, Runs)>,
+    /// The commands that the runs name.
+    pub(super) commands: Vec<String>,
+}
+
 impl Pass<'_> {
     /// Path and content of what mine was made of.
     pub(super) fn source_of_base(&self, case: &Case<'_>) -> Option<(RelPath, Content)> {
@@ -44,12 +52,15 @@ impl Pass<'_> {
 
 impl Resolver<'_> {
     /// The owners of the lines of every file that the new layer, of number `revision`, changes.
+    /// `writers` knows of some which command of the session brought them in.
     pub(super) fn owner_runs(
         &self,
         resolution: &Resolution,
         revision: u64,
-    ) -> Result<Vec<(RelPath, Digest, Runs)>> {
+        writers: &Writers,
+    ) -> Result<OwnerRuns> {
         let mut all = Vec::new();
+        let mut commands = Vec::new();
         for (path, edit) in &resolution.edits {
             let Edit::Set(node) = edit else { continue };
             let Some(content) = node.content() else {
@@ -61,16 +72,31 @@ impl Resolver<'_> {
                 continue;
             }
             let runs = match resolution.origins.merged.get(path) {
-                Some(merged) => self.merged_runs(merged, revision)?,
-                None => self.edited_runs(&resolution.origins, path, content, revision)?,
+                Some(merged) => self.merged_runs(merged, revision, writers, &mut commands)?,
+                None => {
+                    let runs = self.edited_runs(&resolution.origins, path, content, revision)?;
+                    match writers.get(&content.digest) {
+                        Some(lines) => runs.with_commands(revision, lines, &mut commands),
+                        None => runs,
+                    }
+                }
             };
             all.push((path.clone(), content.digest, runs));
         }
-        Ok(all)
+        Ok(OwnerRuns {
+            files: all,
+            commands,
+        })
     }
 
     /// The head's lines keep their owners, mine's those that they had at the base.
-    fn merged_runs(&self, merged: &MergedFile, revision: u64) -> Result<Runs> {
+    fn merged_runs(
+        &self,
+        merged: &MergedFile,
+        revision: u64,
+        writers: &Writers,
+        commands: &mut Vec<String>,
+    ) -> Result<Runs> {
         let owners = Owners::new(self.stack);
         let objects = self.batch.objects();
         let (path, content) = &merged.head;
@@ -85,6 +111,10 @@ impl Resolver<'_> {
                     .find(path, content, Some(&bytes), self.base_revision)?
                     .edited(&bytes, &merged.mine, revision)
             }
+        };
+        let mine = match writers.get(&Digest::of(&merged.mine)) {
+            Some(lines) => mine.with_commands(revision, lines, commands),
+            None => mine,
         };
         Ok(head.merged(&mine, &merged.origins))
     }

@@ -28,6 +28,7 @@ mod journal;
 mod state;
 mod view;
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -275,6 +276,25 @@ fn stripe(ino: Ino) -> usize {
     (ino % DATA_STRIPES as u64) as usize
 }
 
+thread_local! {
+    /// The request that the thread works on.
+    static REQUEST: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Notes with what `act` commits that it is what `request` asked for, a number that is not used again
+/// in the session. If the process is killed before the answer is given and the request is made again,
+/// [`State::was_asked`] tells that it was done.
+pub fn for_request<T>(request: u64, act: impl FnOnce() -> T) -> T {
+    struct Before(Option<u64>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            REQUEST.set(self.0);
+        }
+    }
+    let _before = Before(REQUEST.replace(Some(request)));
+    act()
+}
+
 /// A change under way: records that are committed together.
 pub struct Transaction<'a> {
     upper: &'a Upper,
@@ -305,9 +325,12 @@ impl Transaction<'_> {
     ///
     /// # Errors
     /// [`Error::Io`], a full disk among them: then nothing has changed.
-    pub fn commit(self) -> Result<()> {
+    pub fn commit(mut self) -> Result<()> {
         if self.records.is_empty() {
             return Ok(());
+        }
+        if let Some(request) = REQUEST.get() {
+            self.records.push(Record::Asked { request });
         }
         // Nobody else can change the state or append meanwhile; readers go on.
         self.upper

@@ -3,7 +3,7 @@
 //! [`State::apply`] is the only way to change it, for live changes and when a journal is read
 //! again, so that the two cannot differ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -208,6 +208,11 @@ pub enum Record {
         /// The next cookie.
         next: u64,
     },
+    /// The change was asked for by this request, which is to be done once.
+    Asked {
+        /// The request's number. 0: there is a new connection, which counts anew.
+        request: u64,
+    },
 }
 
 /// What an inode is when it is first recorded.
@@ -231,6 +236,9 @@ pub enum NewBody {
     BlockDevice(u64),
 }
 
+/// How many requests are noted: more than are ever being done at once.
+const ASKED: usize = 64;
+
 /// What a session changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
@@ -240,6 +248,8 @@ pub struct State {
     parents: FxHashMap<Ino, (Ino, Name)>,
     /// The largest inode number given out; 0 if none was.
     largest_ino: Ino,
+    /// The newest requests whose changes are in, the newest last.
+    asked: VecDeque<u64>,
 }
 
 impl State {
@@ -258,6 +268,17 @@ impl State {
         self.directories
             .get(&directory)
             .map_or(1, |changes| changes.next_cookie.max(1))
+    }
+
+    /// Whether the change that `request` asked for is in; of the newest [`ASKED`] requests that were
+    /// noted ([`super::for_request`]).
+    pub fn was_asked(&self, request: u64) -> bool {
+        self.asked.contains(&request)
+    }
+
+    /// Whether [`State::was_asked`] is true of any request.
+    pub fn was_anything_asked(&self) -> bool {
+        !self.asked.is_empty()
     }
 
     /// Whether nothing was changed.
@@ -281,7 +302,7 @@ impl State {
     }
 
     /// The changed names: directory, name, and what is there now.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = (Ino, &Name, Slot)> {
+    pub fn slots(&self) -> impl Iterator<Item = (Ino, &Name, Slot)> {
         self.directories.iter().flat_map(|(&directory, changes)| {
             let slots = changes.slots.iter();
             slots.map(move |(name, slot)| (directory, name, *slot))
@@ -393,6 +414,13 @@ impl State {
                 self.directories.remove(&ino);
                 self.parents.remove(&ino);
             }
+            Record::Asked { request: 0 } => self.asked.clear(),
+            Record::Asked { request } => {
+                if self.asked.len() == ASKED {
+                    self.asked.pop_front();
+                }
+                self.asked.push_back(request);
+            }
             Record::Used { ino } => self.largest_ino = self.largest_ino.max(ino),
             Record::UsedCookies { directory, next } => {
                 let changes = self.directories.entry(directory).or_default();
@@ -466,7 +494,9 @@ impl State {
                 next: changes.next_cookie,
             }])
         });
-        inodes.chain(slots).chain([Record::Used {
+        let asked = self.asked.iter();
+        let asked = asked.map(|&request| Record::Asked { request });
+        inodes.chain(slots).chain(asked).chain([Record::Used {
             ino: self.largest_ino,
         }])
     }

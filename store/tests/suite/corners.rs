@@ -1,8 +1,9 @@
 //! Corners of the publish page's table: cells that meet others, in both orders of publishers.
 
-use sandstack_store::{ConflictKind, NewBody, Outcome};
+use sandstack_store::{ConflictKind, NewBody, Outcome, Timestamp};
 
-use crate::fixture::{Session, Snapshot};
+use crate::fixture::session::rel;
+use crate::fixture::{Session, Snapshot, numbered, project};
 use crate::table::{Edit, apart, both_orders, conflicts_of, same, together};
 
 const TREE: &[(&str, &str)] = &[("d/a", "1\n2\n3\n"), ("d/e/b", "b\n"), ("g", "g\n")];
@@ -182,4 +183,33 @@ fn devices_and_fifos_of_another_type() {
     apart(TREE, to_fifo, |s| s.append("g", "more\n"), &["g:Type"]);
     apart(TREE, to_device, |s| s.remove("g"), &["g:DeleteModify"]);
     same(TREE, to_device);
+}
+
+/// Neither side had its content at any time before.
+#[test]
+fn a_merged_file_has_the_time_of_its_publish() {
+    let (_scratch, stack) = project(&[("merged", &numbered(9)), ("taken", "t\n")]);
+    let (first, second) = (
+        Session::open(&stack, "first"),
+        Session::open(&stack, "second"),
+    );
+    let (long_ago, later) = (at(1_000_000_000), at(4_000_000_000));
+    first.edit("merged", "1\n", "one\n");
+    first.touch("merged", later);
+    first.publish();
+    second.edit("merged", "9\n", "nine\n");
+    second.append("taken", "more\n");
+    for path in ["merged", "taken"] {
+        second.touch(path, long_ago);
+    }
+    let report = second.publish();
+    assert_eq!(report.merged, [rel("merged")]);
+    let head = Snapshot::of_head(&stack);
+    let merged = head.get("merged").unwrap().mtime;
+    assert!(merged != long_ago && merged != later, "{merged:?}");
+    assert_eq!(head.get("taken").unwrap().mtime, long_ago);
+}
+
+fn at(secs: i64) -> Timestamp {
+    Timestamp { secs, nanos: 0 }
 }

@@ -8,6 +8,7 @@
     reason = "the functions that tests share are tests too"
 )]
 
+mod blame;
 mod carried;
 mod collect;
 mod content;
@@ -15,6 +16,7 @@ mod corners;
 mod crash;
 mod export;
 mod fixture;
+mod forgetting;
 mod gate;
 mod import;
 mod import_again;

@@ -78,6 +78,8 @@ fn what_is_ignored_is_the_last_writers() {
         ("sub/.gitignore", "*.tmp\n"),
         ("sub/x.tmp", "1"),
         ("x.tmp", "1\n"),
+        (".git/info/exclude", "*.local\n"),
+        ("x.local", "1"),
     ]);
     let (first, second) = (
         Session::open(&stack, "first"),
@@ -87,15 +89,16 @@ fn what_is_ignored_is_the_last_writers() {
         let name = session.name.clone();
         session.write("a.o", &name);
         session.write("sub/x.tmp", &name);
+        session.write("x.local", &name);
         session.mkdir_all("target/debug");
         session.write("target/debug/bin", &name);
     }
     first.publish();
     let report = second.publish();
-    // Three files, and the two directories of one of them.
-    assert_eq!(report.ignored_paths, 5);
+    // Four files, and the two directories of one of them.
+    assert_eq!(report.ignored_paths, 6);
     let head = Snapshot::of_head(&stack);
-    for path in ["a.o", "sub/x.tmp", "target/debug/bin"] {
+    for path in ["a.o", "sub/x.tmp", "x.local", "target/debug/bin"] {
         assert_eq!(head.text(path), Some("second"), "{path}");
     }
     let (first, second) = (

@@ -330,6 +330,24 @@ fn readers_keep_what_a_rename_replaces() {
     });
 }
 
+/// > `O_TMPFILE` is `EOPNOTSUPP`: the FUSE library does not carry the request.
+///
+/// > Creation times are not told: the library does not carry the request (`statx`), and a store keeps none.
+#[test]
+fn what_is_not_carried_is_refused() {
+    let fill = |base: &Path| fs::write(base.join("lower"), "").unwrap();
+    in_every_mode("what_is_not_carried_is_refused", fill, |disk| {
+        let flags = OFlags::WRONLY | OFlags::TMPFILE;
+        let answer = open(&disk.path(""), flags).map(|_| ());
+        assert_eq!(answer, Err(libc::EOPNOTSUPP));
+        fs::write(disk.path("upper"), "").unwrap();
+        for name in ["lower", "upper"] {
+            let found = fs::metadata(disk.path(name)).unwrap();
+            assert!(found.created().is_err(), "{name}");
+        }
+    });
+}
+
 /// A disk that is unmounted with files open without a name is clean afterwards.
 #[test]
 fn nameless_files_end_with_the_mount() {
