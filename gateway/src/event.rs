@@ -143,7 +143,7 @@ impl EventLog {
         };
         let mut looked_at = 0;
         self.table
-            .scan(&(last + 1).to_be_bytes(), |key, row: EventRow| {
+            .scan_from(&(last + 1).to_be_bytes(), |key, row: EventRow| {
                 if looked_at == LOOKED_AT || following.events.len() >= filter.limit {
                     following.more = true;
                     return false;
