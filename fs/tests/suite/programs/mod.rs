@@ -23,8 +23,19 @@ use crate::fixture::{Disk, MODES, Scratch, Watchdog, lacks, lacks_root};
 const TEST_LIMIT: Duration = Duration::from_secs(1800);
 const SCRIPT_SECONDS: &str = "600";
 
-/// What a shell does before the script: `$1` is the directory, `$2` where it is to be.
-const BEFORE: &str = r#"set -euo pipefail; umask 022; mount --bind "$1" "$2"; cd "$2"; eval "$3""#;
+/// What a shell does before the script: `$1` is the directory, `$2` where it is to be. Views of other
+/// tests, of which its namespace has copies, would live as long as it.
+const BEFORE: &str = r#"
+set -euo pipefail
+umask 022
+mount --bind "$1" "$2"
+awk '/ - fuse/ { print $5 }' /proc/self/mountinfo | while IFS= read -r at; do
+    printf -v at %b "$at"
+    [ "$at" = "$1" ] || [ "$at" = "$2" ] || umount --lazy "$at"
+done
+cd "$2"
+eval "$3"
+"#;
 
 /// What a script printed, and how it ended.
 #[derive(Debug, PartialEq)]
