@@ -51,6 +51,9 @@ pub(super) struct Session {
     /// Kept for a gateway that comes back: the view's connection, and its mount.
     kept: Vec<OwnedFd>,
     destroyers: Vec<ReplyTo>,
+    /// What its init said when it was ready, before the process that forked it said so: two processes
+    /// send, and either may come first.
+    early: Option<(Namespaces, bool)>,
     /// Whether its processes were stopped, for a gateway that is there.
     pub(super) frozen: bool,
     /// When its stage should be over: the making, or the ending.
@@ -189,6 +192,7 @@ impl Holder {
             env: request.env,
             kept,
             destroyers: Vec::new(),
+            early: None,
             frozen: false,
             deadline: Instant::now() + MAKE_PATIENCE,
         };
@@ -308,6 +312,9 @@ impl Holder {
             Ok(pidfd) => {
                 session.info.init_pid = pid.as_raw();
                 session.init = Some(Init { pid, pidfd });
+                if let Some((namespaces, fenced)) = session.early.take() {
+                    self.session_is_ready(session_id, namespaces, fenced);
+                }
             }
             Err(error) => self.drop_unmade(session_id, Refusal::setup("watch the init")(error)),
         }
@@ -320,6 +327,10 @@ impl Holder {
         let Stage::Making(reply_to) = session.stage else {
             return;
         };
+        if session.init.is_none() {
+            session.early = Some((namespaces, fenced));
+            return;
+        }
         session.info.namespaces = namespaces;
         session.info.abstract_sockets_fenced = fenced;
         session.stage = Stage::Ready;
