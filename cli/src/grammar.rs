@@ -40,6 +40,7 @@ pub(crate) mod global {
     pub(crate) const OUTPUT: &str = "--output";
     pub(crate) const JSON: &str = "--json";
     pub(crate) const JSONL: &str = "--jsonl";
+    pub(crate) const ALL_PAGES: &str = "--all-pages";
     pub(crate) const COLOR: &str = "--color";
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn command(authority: Authority, detail: Detail<'_>, columns: Option<
     )
 }
 
-fn global_args() -> [Arg; 9] {
+fn global_args() -> [Arg; 10] {
     let arg = |id: &'static str, help: &'static str| {
         Arg::new(id)
             .long(&id[2..])
@@ -200,6 +201,11 @@ fn global_args() -> [Arg; 9] {
         )
         .action(ArgAction::SetTrue)
         .conflicts_with_all([global::OUTPUT, global::JSON]),
+        arg(
+            global::ALL_PAGES,
+            "With json lines: every page of a list, and not only the first",
+        )
+        .action(ArgAction::SetTrue),
         arg(global::COLOR, "Colours in text; auto, on a terminal")
             .value_name("WHEN")
             .value_parser(PossibleValuesParser::new(COLORS)),

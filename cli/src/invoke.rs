@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command};
 use clap_complete::Shell;
-use sandstack_api::client::Client;
+use sandstack_api::client::{CallError, Client};
 use sandstack_api::{Authority, Operation, OperationName, RequestId};
 use serde_json::{Map, Value};
 
@@ -147,24 +147,45 @@ fn call(
     manners: &Manners,
 ) -> Result<u8, Failure> {
     let fields = fields_of(row);
-    let request = request::read(row, &fields, flags, environment)?;
+    let mut request = request::read(row, &fields, flags, environment)?;
     let request_id = flags.choice(global::REQUEST_ID).map(RequestId::new);
     let request_id = request_id
         .transpose()
         .map_err(|error| Failure::usage(format!("--request-id: {error}")))?;
     let client = place::client(place::asked(flags), row.authority, environment)?;
-    let answer = post(&client, row, request, request_id, environment, manners)?;
+    let all_pages = flags.switch(global::ALL_PAGES);
+    if all_pages && manners.format != Format::JsonLines {
+        let told = "--all-pages needs --jsonl: several pages are no one answer";
+        return Err(Failure::usage(told.to_owned()));
+    }
+    let mut answer = post(&client, row, &request, &request_id, environment, manners)?;
+    while all_pages && let Some(next) = next_page(&mut answer) {
+        deliver(row, &answer, environment, manners)?;
+        if request.insert("page_token".to_owned(), next.clone()) == Some(next) {
+            let told = "the gateway answers the same page again and again";
+            return Err(Failure::Call(CallError::Broken {
+                operation: row.operation,
+                reason: told.to_owned(),
+            }));
+        }
+        answer = post(&client, row, &request, &request_id, environment, manners)?;
+    }
     deliver(row, &answer, environment, manners)?;
     let passes_code =
         grammar::answers_a_command(row.operation) && flags.operation.get_flag(grammar::EXIT_CODE);
     Ok(verdict::exit_code(row.operation, &answer, passes_code))
 }
 
+/// Takes what asks for the next page out of an answer.
+fn next_page(answer: &mut Value) -> Option<Value> {
+    answer.as_object_mut()?.remove("next_page_token")
+}
+
 fn post(
     client: &Client,
     row: &Operation,
-    request: Map<String, Value>,
-    request_id: Option<RequestId>,
+    request: &Map<String, Value>,
+    request_id: &Option<RequestId>,
     environment: &mut Environment,
     manners: &Manners,
 ) -> Result<Value, Failure> {
@@ -173,7 +194,7 @@ fn post(
         .enable_io()
         .build()
         .map_err(Failure::Start)?;
-    let body = Value::Object(request);
+    let body = Value::Object(request.clone());
     let id = request_id.as_ref();
     let bar_terminal = environment
         .stderr

@@ -10,7 +10,7 @@ use sandstack_store::{AccessKind, Attributes, Digest, Ino, Kind, Name, ROOT_INO,
 use crate::error::{Error, Result};
 use crate::notify::Notifier;
 use crate::record::Recorder;
-use crate::tree::{Caller, NewNode, SetAttributes, Tree};
+use crate::tree::{Caller, NewNode, RenameMode, SetAttributes, Tree};
 
 /// Most symlinks on the way to a file, as in the kernel.
 const MAX_LINKS: u32 = 40;
@@ -176,6 +176,170 @@ impl Files {
         })
     }
 
+    /// What is at `path`; a symlink at its end is not followed.
+    ///
+    /// # Errors
+    /// As [`Files::stat`].
+    pub fn status(&self, path: &[u8]) -> Result<DirectoryItem> {
+        let found = self.place(path)?;
+        let Some(attributes) = found.attributes else {
+            self.note_missing(&found);
+            return Err(Error::NotFound);
+        };
+        let target = match attributes.kind {
+            Kind::Symlink => Some(self.tree.read_link(attributes.ino)?),
+            _ => None,
+        };
+        Ok(DirectoryItem {
+            path: found.path,
+            attributes,
+            target,
+        })
+    }
+
+    /// Makes the directory at `path`, and with `parents` those above it, owned as the nearest one that
+    /// exists. Returns it, and whether it is new: with `parents` it may be there.
+    ///
+    /// # Errors
+    /// As [`Files::stat`]; [`Error::Exists`].
+    pub fn make_directory(
+        &self,
+        path: &[u8],
+        mode: u16,
+        parents: bool,
+    ) -> Result<(DirectoryItem, bool)> {
+        let mut found = match parents {
+            true => self.resolve_making_parents(path)?,
+            false => self.place(path)?,
+        };
+        let created = found.attributes.is_none();
+        let attributes = match found.attributes {
+            Some(there) if parents && there.kind == Kind::Directory => there,
+            Some(_) => return Err(Error::Exists),
+            None => self.make(&mut found, mode, NewNode::Directory)?,
+        };
+        let item = DirectoryItem {
+            path: found.path,
+            attributes,
+            target: None,
+        };
+        Ok((item, created))
+    }
+
+    /// Removes what is at `path`, a symlink itself; a directory that has entries only if it is to be
+    /// `recursive`. Returns its path and how many entries are gone, with those below it.
+    ///
+    /// # Errors
+    /// As [`Files::stat`]; [`Error::NotEmpty`]; [`Error::NotPermitted`] for the workspace root. After
+    /// an error a part of a directory may be gone.
+    pub fn remove(&self, path: &[u8], recursive: bool) -> Result<(RelPath, u64)> {
+        let found = self.place(path)?;
+        let name = found.name.clone().ok_or(Error::NotPermitted)?;
+        let Some(attributes) = found.attributes else {
+            self.note_missing(&found);
+            return Err(Error::NotFound);
+        };
+        let mut removed = 0;
+        if recursive && attributes.kind == Kind::Directory {
+            removed += self.remove_below(&found.path, attributes.ino)?;
+        }
+        self.remove_entry(found.parent, &name, &attributes)?;
+        Ok((found.path, removed + 1))
+    }
+
+    fn remove_below(&self, path: &RelPath, ino: Ino) -> Result<u64> {
+        // Deepest first; a list of its own, since a tree may be deeper than a stack.
+        let mut pending = vec![(path.clone(), ino)];
+        let mut entries = Vec::new();
+        while let Some((path, directory)) = pending.pop() {
+            for item in self.entries(&path, directory)? {
+                if item.attributes.kind == Kind::Directory {
+                    pending.push((item.path.clone(), item.attributes.ino));
+                }
+                entries.push((directory, item));
+            }
+        }
+        for (directory, item) in entries.iter().rev() {
+            if let Some((_, name)) = item.path.split() {
+                self.remove_entry(*directory, &name, &item.attributes)?;
+            }
+        }
+        Ok(entries.len() as u64)
+    }
+
+    fn remove_entry(&self, parent: Ino, name: &Name, attributes: &Attributes) -> Result<()> {
+        if attributes.kind == Kind::Directory {
+            self.tree.remove_directory(parent, name.as_bytes())?;
+        } else {
+            self.tree.unlink(parent, name.as_bytes())?;
+        }
+        if let Some(recorder) = &self.recorder {
+            if attributes.kind == Kind::Directory {
+                recorder.directories_moved();
+            }
+            recorder.entry(0, parent, name.as_bytes(), AccessKind::Remove, 0);
+        }
+        self.tell_entry(parent, name.as_bytes());
+        self.let_go(attributes.ino)
+    }
+
+    /// A name of `ino` is gone. If it was the last, and no kernel knows the inode, that is gone, too.
+    fn let_go(&self, ino: Ino) -> Result<()> {
+        let known = self.notifier.as_ref().map(|notifier| notifier.inode(ino));
+        match known {
+            Some(Ok(true)) => Ok(()),
+            Some(Ok(false)) | None => self.tree.forget(ino),
+            Some(Err(error)) => {
+                tracing::debug!(ino, %error, "the kernel was not told of a removed file");
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves what is at `from` to `to`, a symlink itself, making the directories above it. What is at
+    /// `to` is replaced if `replace` says so, as by `rename(2)`. Returns both paths.
+    ///
+    /// # Errors
+    /// As [`Files::stat`]; [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsDirectory`], and
+    /// [`Error::Invalid`] for a directory that is to be below itself.
+    pub fn rename(&self, from: &[u8], to: &[u8], replace: bool) -> Result<(RelPath, RelPath)> {
+        let found = self.place(from)?;
+        let name = found.name.clone().ok_or(Error::NotPermitted)?;
+        let Some(moved) = found.attributes else {
+            self.note_missing(&found);
+            return Err(Error::NotFound);
+        };
+        let target = match self.place(to) {
+            Err(Error::NotFound) => {
+                // Only the directories above it: the last part may be a symlink, which stays one.
+                let above = to.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+                self.make_directory(&to[..above], 0o755, true)?;
+                self.place(to)?
+            }
+            found => found?,
+        };
+        let new_name = target.name.clone().ok_or(Error::Exists)?;
+        let mode = match replace {
+            true => RenameMode::Replace,
+            false => RenameMode::NoReplace,
+        };
+        let (old, new) = (
+            (found.parent, name.as_bytes()),
+            (target.parent, new_name.as_bytes()),
+        );
+        self.tree.rename(EMBEDDER, old, new, mode)?;
+        if let Some(recorder) = &self.recorder {
+            recorder.renamed(&self.tree, 0, old, new, false);
+        }
+        self.tell_entry(old.0, old.1);
+        self.tell_entry(new.0, new.1);
+        self.tell_inode(moved.ino);
+        if let Some(replaced) = target.attributes.filter(|found| found.ino != moved.ino) {
+            self.let_go(replaced.ino)?;
+        }
+        Ok((found.path, target.path))
+    }
+
     /// Lists the directory at `path`, in order of names.
     ///
     /// # Errors
@@ -275,6 +439,15 @@ impl Files {
 
     /// Follows `path`. The last part may be missing, nothing before it.
     fn resolve(&self, path: &[u8]) -> Result<Found> {
+        self.follow(path, true)
+    }
+
+    /// The same, but for a symlink at the end.
+    fn place(&self, path: &[u8]) -> Result<Found> {
+        self.follow(path, false)
+    }
+
+    fn follow(&self, path: &[u8], last_too: bool) -> Result<Found> {
         let mut pending: Vec<Vec<u8>> = Vec::new();
         push_parts(&mut pending, self.relative(path)?);
         let mut links = 0;
@@ -316,6 +489,7 @@ impl Files {
             };
             if let Some(attributes) = attributes
                 && attributes.kind == Kind::Symlink
+                && (last_too || !pending.is_empty())
             {
                 links += 1;
                 if links > MAX_LINKS {

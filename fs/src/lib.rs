@@ -23,6 +23,7 @@ mod adapter;
 mod error;
 mod files;
 mod flush;
+mod meter;
 mod mount;
 mod notify;
 mod placement;
@@ -41,6 +42,7 @@ pub use abort::{FilesystemNumber, abort, number_of};
 pub use error::{Error, Result};
 pub use files::{DirectoryItem, FileInfo, Files, Written};
 pub use flush::{Flushed, flush};
+pub use meter::{BOUNDS_US, RequestCount, requests};
 pub use mount::{
     MountOptions, Mounted, another, detached, is_mounted_at, mount_at, unmount, unmount_with_users,
     with_fusermount,

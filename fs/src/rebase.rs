@@ -84,6 +84,7 @@ impl View {
         }
         let touched: Vec<Ino> = old.upper().state().inodes().map(|(ino, _)| ino).collect();
         let left = left(&old, &places, &touched);
+        self.recorder().go_over(Arc::clone(tree.upper()), &left);
         if let Err(error) = old.leave(&left) {
             // They show their old names and attributes, until they are given back.
             tracing::warn!(%error, "inodes that others removed keep their names");
@@ -99,7 +100,6 @@ impl View {
             before.release(ino);
         }
         self.trees.replace(&mut shown, Arc::clone(&tree), left);
-        self.recorder().go_over(Arc::clone(tree.upper()));
         drop(shown);
         tell(&self.notifier, &places, &touched);
         Ok(Rebase::Done)

@@ -3,11 +3,13 @@
 //! Version 2 (`/sys/fs/cgroup`), or the controllers of version 1 beside each other. The holder is
 //! put into the group when it starts, and everything that it starts stays in.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use sandstack_api::management::Resources;
+use sandstack_api::observability::CgroupRecord;
 use sandstack_api::{ErrorCode, SandboxId};
 
 use crate::failure::{Failure, Result};
@@ -16,6 +18,9 @@ use crate::failure::{Failure, Result};
 const ROOT: &str = "/sys/fs/cgroup";
 /// The period that processor quotas are counted in, in microseconds (the kernel's default).
 const PERIOD_US: u64 = 100_000;
+
+/// Where a sandbox's groups can be: in version 2 one, in version 1 one for each controller.
+const BASES: [&str; 4] = ["", "cpu", "memory", "pids"];
 
 /// The groups of one sandbox: one directory, or one for each controller.
 pub(crate) struct Group {
@@ -93,8 +98,7 @@ pub(crate) fn for_sandbox(id: &SandboxId, resources: &Resources) -> Result<Optio
 
 /// Removes the groups of a sandbox, which must be empty.
 pub(crate) fn remove(id: &SandboxId) -> Result<()> {
-    let bases = ["", "cpu", "memory", "pids"];
-    for base in bases {
+    for base in BASES {
         let dir = Path::new(ROOT).join(base).join(name(id));
         match fs::remove_dir(&dir) {
             Ok(()) => {}
@@ -103,6 +107,73 @@ pub(crate) fn remove(id: &SandboxId) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Files that are read of a group: each has one number, or a key and a number a line.
+const FILES: &[&str] = &[
+    "cpu.stat",
+    "cpu.max",
+    "cpu.cfs_quota_us",
+    "cpu.cfs_period_us",
+    "memory.current",
+    "memory.peak",
+    "memory.max",
+    "memory.events",
+    "memory.usage_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.limit_in_bytes",
+    "memory.failcnt",
+    "pids.current",
+    "pids.peak",
+    "pids.max",
+];
+
+/// The version of control groups here, and what those of a sandbox say. What cannot be read is told to
+/// `failed`.
+pub(crate) fn read(
+    id: &SandboxId,
+    failed: &mut dyn FnMut(&Path, &io::Error),
+) -> (u32, Vec<CgroupRecord>) {
+    let version = if is_version_2() { 2 } else { 1 };
+    let mut groups = Vec::new();
+    for base in BASES {
+        let dir = Path::new(ROOT).join(base).join(name(id));
+        if !dir.exists() {
+            continue;
+        }
+        let mut values = BTreeMap::new();
+        for file in FILES {
+            match fs::read_to_string(dir.join(file)) {
+                Ok(text) => values.extend(numbers(file, &text)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => failed(&dir.join(file), &error),
+            }
+        }
+        groups.push(CgroupRecord {
+            path: dir.to_string_lossy().into_owned(),
+            values,
+        });
+    }
+    (version, groups)
+}
+
+/// The numbers in the text of a file, by file and key.
+fn numbers(file: &str, text: &str) -> Vec<(String, u64)> {
+    let lines = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        match (words.next()?, words.next()) {
+            (number, None) => Some((file.to_owned(), number.parse().ok()?)),
+            // A quota and its period, or a key and its number.
+            (first, Some(second)) => Some(match first.parse() {
+                Ok(number) => (file.to_owned(), number),
+                Err(_) => (format!("{file} {first}"), second.parse().ok()?),
+            }),
+        }
+    });
+    // `max 100000` is no limit, and no key.
+    lines
+        .filter(|(key, _)| !key.ends_with(" max") || file == "memory.events")
+        .collect()
 }
 
 fn name(id: &SandboxId) -> String {
@@ -136,4 +207,35 @@ fn refused(path: &Path, error: &io::Error) -> Failure {
             path.display()
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_both_versions_are_read() {
+        let of = |file: &str, text: &str| numbers(file, text);
+        assert_eq!(
+            of("memory.current", "4096\n"),
+            [("memory.current".to_owned(), 4096)]
+        );
+        assert_eq!(of("memory.max", "max\n"), []);
+        assert_eq!(of("cpu.max", "max 100000\n"), []);
+        assert_eq!(
+            of("cpu.max", "50000 100000\n"),
+            [("cpu.max".to_owned(), 50_000)]
+        );
+        assert_eq!(of("cpu.cfs_quota_us", "-1\n"), []);
+        let stat = of("cpu.stat", "usage_usec 7\nnr_throttled 0\n");
+        let expected = [
+            ("cpu.stat usage_usec".to_owned(), 7),
+            ("cpu.stat nr_throttled".to_owned(), 0),
+        ];
+        assert_eq!(stat, expected);
+        assert_eq!(
+            of("memory.events", "max 3\n"),
+            [("memory.events max".to_owned(), 3)]
+        );
+    }
 }

@@ -160,6 +160,7 @@ impl Gateway {
         self.command_rows.put(id.as_ref(), &row)?;
         let command = Arc::new(Command::new(row, dir));
         *command.trace.lock() = Some(context.trace.clone());
+        *command.start_is_told.lock() = false;
         // Known before it runs: its end may be told before its start is.
         self.commands
             .write()
@@ -184,12 +185,7 @@ impl Gateway {
         match spawned {
             Ok(spawned) => {
                 span.field("pid", spawned.pid);
-                let subject = self.command_subject(&command);
-                self.events.record(
-                    "command.started",
-                    subject,
-                    json!({ "cmd": cut(&request.cmd, 200) }),
-                );
+                self.tell_start(&command);
                 Ok(command)
             }
             Err(error) => {
@@ -199,6 +195,17 @@ impl Gateway {
                 let _ = std::fs::remove_dir_all(&command.dir);
                 Err(error)
             }
+        }
+    }
+
+    /// Records that a command was started, if that is not on record yet.
+    fn tell_start(&self, command: &Command) {
+        let mut told = command.start_is_told.lock();
+        if !*told {
+            let details = json!({ "cmd": cut(&command.row.lock().cmd, 200) });
+            self.events
+                .record("command.started", self.command_subject(command), details);
+            *told = true;
         }
     }
 
@@ -521,6 +528,7 @@ impl Gateway {
             "signal": row.signal,
             "survivors": row.survivors.len(),
         });
+        self.tell_start(command);
         self.events
             .record("command.exited", self.command_subject(command), details);
         command.update(|known| *known = row);

@@ -65,6 +65,8 @@ pub struct Limits {
     pub ended_commands: usize,
     /// Events kept. Default 100,000.
     pub events: u64,
+    /// Samples kept of what commands use, of all sandboxes. Default 100,000.
+    pub resource_samples: u64,
     /// Traces kept. Default 2000.
     pub traces: u64,
     /// Access records kept for each sandbox, in rows; the oldest sessions' go first. Default 20,000,000.
@@ -81,6 +83,7 @@ impl Default for Limits {
             transcript_bytes: 64 << 20,
             ended_commands: 1000,
             events: 100_000,
+            resource_samples: 100_000,
             traces: 2000,
             access_rows: 20_000_000,
             base_files: 4_000_000,

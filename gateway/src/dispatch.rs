@@ -107,6 +107,21 @@ impl Gateway {
             Request::FileEdit(request) => {
                 answer::<runtime::FileEdit>(self.file_edit(context, request).await)
             }
+            Request::FileStat(request) => {
+                answer::<runtime::FileStat>(self.file_stat(context, request).await)
+            }
+            Request::FileSearch(request) => {
+                answer::<runtime::FileSearch>(self.file_search(context, request).await)
+            }
+            Request::FileDelete(request) => {
+                answer::<runtime::FileDelete>(self.file_delete(context, request).await)
+            }
+            Request::FileMove(request) => {
+                answer::<runtime::FileMove>(self.file_move(context, request).await)
+            }
+            Request::FileMakeDirectory(request) => answer::<runtime::FileMakeDirectory>(
+                self.file_make_directory(context, request).await,
+            ),
             Request::FileList(request) => {
                 answer::<runtime::FileList>(self.file_list(context, request).await)
             }
@@ -131,6 +146,21 @@ impl Gateway {
                 answer::<observability::Events>(tokio::task::block_in_place(|| {
                     self.list_events(context, &request)
                 }))
+            }
+            Request::Resources(request) => {
+                answer::<observability::Resources>(self.resources(context, request).await)
+            }
+            Request::Cgroup(request) => {
+                answer::<observability::Cgroup>(tokio::task::block_in_place(|| {
+                    self.cgroup(context, &request)
+                }))
+            }
+            Request::Topology(request) => {
+                answer::<observability::Topology>(self.topology(context, &request).await)
+            }
+            Request::Daemon(observability::Daemon {}) => {
+                context.principal.require_every_sandbox()?;
+                answer::<observability::Daemon>(Ok(tokio::task::block_in_place(|| self.daemon())))
             }
             Request::Layerstack(request) => {
                 answer::<observability::Layerstack>(self.layerstack(context, &request).await)

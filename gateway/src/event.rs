@@ -6,12 +6,15 @@ use sandstack_api::{CommandId, RequestId, SandboxId, SessionId};
 use sandstack_store::{Store, Table};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::watch;
 
 use crate::clock::now_unix_ms;
 use crate::failure::Result;
 
 /// Events beyond the bound that are removed at a time.
 const TRIM: u64 = 256;
+/// Events that are looked at for one batch of those that follow.
+const LOOKED_AT: usize = 1000;
 
 /// What an event is about.
 #[derive(Clone, Debug, Default)]
@@ -44,11 +47,35 @@ pub(crate) struct EventFilter {
     pub(crate) limit: usize,
 }
 
+impl EventFilter {
+    /// Whether an event is wanted, whenever it was.
+    fn wants(&self, row: &EventRow) -> bool {
+        let sandbox = self.sandbox.as_ref();
+        let name = self.name.as_deref();
+        sandbox.is_none_or(|id| row.sandbox.as_deref() == Some(id.as_ref()))
+            && name.is_none_or(|pattern| matches(pattern, &row.name))
+    }
+}
+
+/// Events in the order in which they happened.
+#[derive(Debug, Default)]
+pub(crate) struct Following {
+    pub(crate) events: Vec<Event>,
+    /// The number of the last that was looked at, wanted or not.
+    pub(crate) last: u64,
+    /// Whether there may be more.
+    pub(crate) more: bool,
+    /// The oldest that is kept.
+    pub(crate) oldest: u64,
+}
+
 pub(crate) struct EventLog {
     table: Table,
     bound: u64,
     /// The next number, and the oldest that is kept.
     numbers: Mutex<(u64, u64)>,
+    /// The number of the last event that was written.
+    written: watch::Sender<u64>,
 }
 
 impl EventLog {
@@ -68,6 +95,7 @@ impl EventLog {
             table,
             bound,
             numbers: Mutex::new((next, oldest)),
+            written: watch::channel(next - 1).0,
         })
     }
 
@@ -88,6 +116,7 @@ impl EventLog {
             tracing::error!(name, %error, "an event could not be recorded");
             return;
         }
+        self.written.send_replace(numbers.0);
         numbers.0 += 1;
         if numbers.0 - numbers.1 > self.bound + TRIM {
             let old: Vec<[u8; 8]> = (numbers.1..numbers.1 + TRIM)
@@ -98,6 +127,35 @@ impl EventLog {
                 Err(error) => tracing::warn!(%error, "old events could not be removed"),
             }
         }
+    }
+
+    /// Tells of the number of each event that is written.
+    pub(crate) fn written(&self) -> watch::Receiver<u64> {
+        self.written.subscribe()
+    }
+
+    /// The events that are wanted after number `last`, oldest first. What is looked at is bounded.
+    pub(crate) fn after(&self, last: u64, filter: &EventFilter) -> Result<Following> {
+        let mut following = Following {
+            last,
+            oldest: self.numbers.lock().1,
+            ..Following::default()
+        };
+        let mut looked_at = 0;
+        self.table
+            .scan_from(&(last + 1).to_be_bytes(), |key, row: EventRow| {
+                if looked_at == LOOKED_AT || following.events.len() >= filter.limit {
+                    following.more = true;
+                    return false;
+                }
+                looked_at += 1;
+                following.last = number(key);
+                if filter.wants(&row) {
+                    following.events.push(show(number(key), row));
+                }
+                true
+            })?;
+        Ok(following)
     }
 
     /// The newest events that are wanted, newest first.
@@ -111,15 +169,7 @@ impl EventLog {
                 // Times go back only when the clock was set: what is older than that is passed too.
                 return false;
             }
-            let sandbox = filter
-                .sandbox
-                .as_ref()
-                .is_none_or(|id| row.sandbox.as_deref() == Some(id.as_ref()));
-            let name = filter
-                .name
-                .as_deref()
-                .is_none_or(|pattern| matches(pattern, &row.name));
-            if sandbox && name {
+            if filter.wants(&row) {
                 events.push(show(number(key), row));
             }
             events.len() < filter.limit
@@ -155,6 +205,40 @@ fn show(sequence: u64, row: EventRow) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_follows_comes_in_order_and_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let log = EventLog::open(&store, 100_000).unwrap();
+        for index in 0..2500 {
+            let name = if index % 500 == 0 {
+                "gc.collected"
+            } else {
+                "lease.taken"
+            };
+            log.record(name, Subject::default(), Value::Null);
+        }
+        let filter = EventFilter {
+            name: Some("gc.*".to_owned()),
+            limit: 2,
+            ..EventFilter::default()
+        };
+        let (mut last, mut seen, mut reads) = (0, Vec::new(), 0);
+        loop {
+            let following = log.after(last, &filter).unwrap();
+            seen.extend(following.events.iter().map(|event| event.sequence));
+            last = following.last;
+            reads += 1;
+            if !following.more {
+                break;
+            }
+        }
+        assert_eq!(seen, [1, 501, 1001, 1501, 2001]);
+        assert_eq!(last, 2500);
+        assert!(reads > 2, "what is looked at at a time is bounded");
+        assert_eq!(*log.written().borrow(), 2500);
+    }
 
     #[test]
     fn the_newest_come_first_and_old_ones_go() {

@@ -234,9 +234,19 @@ impl Failure {
                 ErrorCode::TooLarge,
                 format!("{path:?} would be larger than a file can be"),
             ),
-            FsError::Exists
-            | FsError::NotEmpty
-            | FsError::NoAttribute
+            FsError::Exists => (
+                ErrorCode::AlreadyExists,
+                format!(
+                    "{path:?} exists already; choose another path, or say that it is to be replaced"
+                ),
+            ),
+            FsError::NotEmpty => (
+                ErrorCode::Conflict,
+                format!(
+                    "{path:?} is a directory that is not empty; what is in it goes only if the request says so"
+                ),
+            ),
+            FsError::NoAttribute
             | FsError::TooSmall
             | FsError::NoData
             | FsError::Unsupported

@@ -32,9 +32,9 @@ use crate::show;
 const MAX_EDITED: u64 = 32 << 20;
 
 /// What a file operation works on.
-struct Place {
-    files: Files,
-    upper: Arc<Upper>,
+pub(crate) struct Place {
+    pub(crate) files: Files,
+    pub(crate) upper: Arc<Upper>,
     /// `None` on the head.
     session: Option<SessionId>,
 }
@@ -42,7 +42,7 @@ struct Place {
 impl Gateway {
     /// Runs `work` on the view of a session, or on the head. On the head what it changed is
     /// published afterwards; the id of the new layer is returned beside its result.
-    async fn with_files<T: Send + 'static>(
+    pub(crate) async fn with_files<T: Send + 'static>(
         self: &Arc<Self>,
         context: &Context,
         sandbox_id: &SandboxId,
@@ -385,7 +385,7 @@ fn parse_path(path: &Blob) -> Result<RelPath> {
 }
 
 /// A digest that a file must have; `None` means that it must not exist.
-fn parse_expected(text: &str) -> Result<Option<Digest>> {
+pub(crate) fn parse_expected(text: &str) -> Result<Option<Digest>> {
     match text {
         "" => Ok(None),
         text => text
@@ -395,7 +395,7 @@ fn parse_expected(text: &str) -> Result<Option<Digest>> {
     }
 }
 
-fn check_expected(files: &Files, path: &[u8], expected: Option<Digest>) -> Result<()> {
+pub(crate) fn check_expected(files: &Files, path: &[u8], expected: Option<Digest>) -> Result<()> {
     let present = match files.stat(path) {
         Ok(info) => Some(
             files
@@ -520,7 +520,7 @@ pub(crate) fn compile_glob(pattern: &str) -> Result<GlobMatcher> {
         .map_err(|error| Failure::invalid(format!("glob: {error}")))
 }
 
-fn relative<'p>(path: &'p RelPath, base: &RelPath) -> &'p std::path::Path {
+pub(crate) fn relative<'p>(path: &'p RelPath, base: &RelPath) -> &'p std::path::Path {
     use std::os::unix::ffi::OsStrExt;
     let rest = path
         .as_bytes()

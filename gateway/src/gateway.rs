@@ -25,11 +25,14 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use crate::auth::{Principal, Tokens};
 use crate::clock::now_unix_ms;
 use crate::config::Config;
+use crate::daemon::Load;
 use crate::event::{EventLog, Subject};
 use crate::failure::{Failure, Result};
 use crate::provider::{Docker, Local, Provider, Spec, Started};
+use crate::resources::Samples;
 use crate::rows::{CommandRow, Rows, SandboxRow, SessionRow};
 use crate::span::{SpanLog, Trace};
+use crate::stream::Streams;
 
 /// Everything that lives while the gateway serves.
 pub(crate) struct Gateway {
@@ -38,6 +41,9 @@ pub(crate) struct Gateway {
     pub(crate) tokens: Tokens,
     pub(crate) events: EventLog,
     pub(crate) spans: Arc<SpanLog>,
+    pub(crate) samples: Samples,
+    pub(crate) load: Load,
+    pub(crate) streams: Streams,
     pub(crate) slow: Arc<SlowPool>,
     /// Held while a view is attached or detached, so that a place is not taken twice.
     pub(crate) attaching: Mutex<()>,
@@ -123,6 +129,8 @@ pub(crate) struct Command {
     pub(crate) trace: Mutex<Option<Trace>>,
     /// Held while it is started, until its namespace is known to be its own.
     pub(crate) registering: Mutex<()>,
+    /// Whether there is an event of its start. Its end may be known earlier, and is told after it.
+    pub(crate) start_is_told: Mutex<bool>,
 }
 
 /// What a handler knows of the request that it works on.
@@ -162,6 +170,9 @@ impl Gateway {
             tokens: Tokens::open(&store, &config.state_dir)?,
             events: EventLog::open(&store, limits.events)?,
             spans: SpanLog::open(&store, limits.traces)?,
+            samples: Samples::open(&store, limits.resource_samples)?,
+            load: Load::new(limits.concurrent_requests.max(1)),
+            streams: Streams::default(),
             slow: SlowPool::new(),
             attaching: Mutex::new(()),
             local: Arc::new(Local::new(&config)),
@@ -453,6 +464,7 @@ impl Command {
             changed: watch::channel(0).0,
             trace: Mutex::new(None),
             registering: Mutex::new(()),
+            start_is_told: Mutex::new(true),
         }
     }
 

@@ -19,6 +19,7 @@ mod clock;
 mod command;
 pub mod config;
 mod control;
+mod daemon;
 mod dispatch;
 mod event;
 mod export;
@@ -29,17 +30,22 @@ mod history;
 mod layers;
 mod observe;
 mod page;
+mod process;
 mod provider;
 mod publish;
 mod rebase;
 mod recover;
 mod replay;
+mod resources;
 mod rows;
 mod sandbox;
 mod server;
 mod session;
 mod show;
 mod span;
+mod stream;
+mod topology;
+mod tree;
 mod upkeep;
 mod view;
 mod writers;
@@ -72,9 +78,17 @@ pub async fn serve(
     let listener = server::bind(&socket).map_err(say)?;
     tracing::info!(socket = %socket.display(), "the gateway serves");
     let router = Server::new(Arc::clone(&gateway)).router();
+    let sampling = Arc::clone(&gateway);
+    let sampler = tokio::spawn(async move { sampling.sample().await });
+    let streaming = Arc::clone(&gateway);
+    let stop = async move {
+        stop.await;
+        streaming.streams.end();
+    };
     let served = axum::serve(listener, router)
         .with_graceful_shutdown(stop)
         .await;
+    sampler.abort();
     if let Err(error) = std::fs::remove_file(&socket) {
         tracing::debug!(%error, "the socket was not removed");
     }

@@ -263,7 +263,7 @@ impl Gateway {
             let view = session.view.lock().clone();
             self.blocking(move || {
                 // What was read is on record before it is asked for.
-                Ok(view.map_or(Ok(true), |view| view.recorder().flush())?)
+                Ok(view.map_or(Ok(()), |view| view.recorder().flush().map(drop))?)
             })
             .await?;
             let generation = session.upper().generation();

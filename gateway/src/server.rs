@@ -9,11 +9,12 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{Path as UrlPath, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::extract::{Path as UrlPath, Query, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{Event as ServerEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -23,17 +24,19 @@ use futures_util::stream::unfold;
 use parking_lot::Mutex;
 use sandstack_api::catalogue::Effect;
 use sandstack_api::{
-    ApiError, ErrorBody, ErrorCode, MAX_BODY_BYTES, OperationName, Request, RequestId,
+    ApiError, Authority, ErrorBody, ErrorCode, MAX_BODY_BYTES, OperationName, Request, RequestId,
 };
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::auth::Principal;
 use crate::clock::new_id;
+use crate::daemon;
 use crate::failure::{Failure, Result, io_failure};
 use crate::gateway::{Context, Gateway};
 use crate::replay::Replays;
+use crate::stream;
 
 /// Milliseconds after which a caller that was sent away may try again.
 const RETRY_AFTER_MS: u64 = 250;
@@ -41,8 +44,6 @@ const RETRY_AFTER_MS: u64 = 250;
 pub(crate) struct Server {
     gateway: Arc<Gateway>,
     replays: Replays,
-    permits: Arc<Semaphore>,
-    waiting: AtomicUsize,
     max_waiting: usize,
 }
 
@@ -51,8 +52,6 @@ impl Server {
         let limits = &gateway.config.settings.limits;
         Arc::new(Server {
             replays: Replays::open(&gateway.store),
-            permits: Arc::new(Semaphore::new(limits.concurrent_requests.max(1))),
-            waiting: AtomicUsize::new(0),
             max_waiting: limits.waiting_requests,
             gateway,
         })
@@ -62,6 +61,8 @@ impl Server {
         Router::new()
             .route("/v1/{operation}", post(call))
             .route("/v1/catalog", get(catalog))
+            .route("/v1/stream/events", get(stream_events))
+            .route("/metrics", get(metrics))
             .route("/openapi.json", get(openapi))
             .route("/health", get(health))
             .fallback(no_such_path)
@@ -78,12 +79,13 @@ impl Server {
             )
             .with("retry_after_ms", RETRY_AFTER_MS)
         };
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.max_waiting {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let load = &self.gateway.load;
+        if load.waiting.fetch_add(1, Ordering::Relaxed) >= self.max_waiting {
+            load.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(busy());
         }
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let permit = Arc::clone(&load.permits).acquire_owned().await;
+        load.waiting.fetch_sub(1, Ordering::Relaxed);
         permit.map_err(|_| busy())
     }
 
@@ -192,6 +194,7 @@ async fn serve_call(
     } else {
         None
     };
+    let begun = Instant::now();
     let permit = server.admit().await?;
     let (sender, receiver) = mpsc::unbounded_channel();
     let abandoned = Arc::new(AtomicBool::new(false));
@@ -207,6 +210,8 @@ async fn serve_call(
     let task = tokio::spawn(async move {
         let result = serving.gateway.dispatch(&context, request).await;
         context.trace.answered();
+        let load = &serving.gateway.load;
+        load.note(operation, result.is_err(), begun.elapsed());
         let answer = result.map_err(|error| error.into_answer(id.as_ref()));
         if let Some(turn) = turn {
             tokio::task::block_in_place(|| serving.replays.end(turn, &answer));
@@ -363,6 +368,52 @@ async fn openapi(State(server): State<Arc<Server>>, headers: HeaderMap) -> Respo
         Ok(_) => Json(sandstack_api::render::openapi(env!("CARGO_PKG_VERSION"))).into_response(),
         Err(error) => refuse(error, "openapi"),
     }
+}
+
+async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
+    let allowed = server.authenticate(&headers).and_then(|principal| {
+        principal.require(Authority::Observability)?;
+        principal.require_every_sandbox()
+    });
+    if let Err(error) = allowed {
+        return refuse(error, "metrics");
+    }
+    let gateway = Arc::clone(&server.gateway);
+    let text = server
+        .gateway
+        .blocking(move || Ok(daemon::metrics(&gateway.daemon())));
+    match text.await {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => refuse(error, "metrics"),
+    }
+}
+
+async fn stream_events(
+    State(server): State<Arc<Server>>,
+    address: Uri,
+    headers: HeaderMap,
+) -> Response {
+    match open_stream(&server, &address, &headers) {
+        Ok(stream) => Sse::new(stream)
+            .keep_alive(KeepAlive::default())
+            .into_response(),
+        Err(error) => refuse(error, "stream"),
+    }
+}
+
+fn open_stream(server: &Server, address: &Uri, headers: &HeaderMap) -> Result<stream::EventStream> {
+    let principal = server.authenticate(headers)?;
+    principal.require(Authority::Observability)?;
+    let wanted = Query::try_from_uri(address).map_err(|error| {
+        Failure::invalid(format!("the query of the address: {}", error.body_text()))
+    })?;
+    let last = headers.get("last-event-id").map(|value| {
+        let number = value.to_str().ok().and_then(|text| text.parse().ok());
+        number.ok_or_else(|| {
+            Failure::invalid("Last-Event-ID is no number; give the id of an event".to_owned())
+        })
+    });
+    stream::events(&server.gateway, principal, wanted.0, last.transpose()?)
 }
 
 async fn health() -> Response {

@@ -81,7 +81,8 @@ pub use objects::Objects;
 pub use point::{CRASH_POINTS, at_crash_points};
 pub use publish::{
     Change, ChangeKind, Conflict, ConflictKind, Delta, Dependency, Outcome, Policy, PublishOptions,
-    PublishReport, Rebased, Route, Rule, SavedRef, Skipped, StaleRead, Step, Validate, Version,
+    PublishReport, Rebased, Route, Router, Rule, SavedRef, Skipped, StaleRead, Step, Validate,
+    Version,
 };
 pub use records::Table;
 pub use squash::Squashed;

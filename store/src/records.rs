@@ -107,6 +107,27 @@ impl Table {
         Ok(())
     }
 
+    /// Like [`Table::scan`] of all rows, from row `first` on.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn scan_from<T: DeserializeOwned>(
+        &self,
+        first: &[u8],
+        mut wanted: impl FnMut(&[u8], T) -> bool,
+    ) -> Result<()> {
+        for guard in self.db.records.range(self.row(first)..) {
+            let (key, value) = guard.into_inner()?;
+            let Some(row) = key.strip_prefix(self.prefix.as_slice()) else {
+                break;
+            };
+            if !wanted(row, self.decode(&value)?) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Like [`Table::scan`], in the opposite order.
     ///
     /// # Errors

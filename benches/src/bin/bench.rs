@@ -81,6 +81,9 @@ struct Options {
     /// Files of the huge base among the costs; 0 leaves it out.
     #[arg(long, default_value_t = 0)]
     huge: u32,
+    /// Rows of the access log among the costs; 0 leaves it out.
+    #[arg(long, default_value_t = 10_000_000)]
+    records: u32,
     /// Where results go: `results.json` and `ratios.svg`; default the directory of `--dir`.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -212,6 +215,7 @@ fn compare(options: &Options) -> Result<()> {
                 times: options.rounds.max(1),
                 layers: options.layers,
                 huge: options.huge,
+                records: options.records,
             },
         )?;
     }

@@ -4,6 +4,7 @@
 //! These are no ratios: they hold for the machine they were taken on, and are written down to see
 //! where time goes.
 
+mod access;
 mod gateway;
 mod library;
 mod merge;
@@ -19,12 +20,13 @@ use crate::measure::{median, quantile};
 use crate::outcome::Cost;
 
 /// Groups of costs, by which they are chosen.
-pub const GROUPS: [&str; 7] = [
+pub const GROUPS: [&str; 8] = [
     "import",
     "session",
     "publish",
     "merge",
     "layers",
+    "access",
     "gateway",
     "publishers",
 ];
@@ -58,6 +60,8 @@ pub struct Options {
     pub layers: u32,
     /// Files of the huge base; 0: without it.
     pub huge: u32,
+    /// Rows of the access log; less than 100,000: without it.
+    pub records: u32,
 }
 
 /// Measures the costs of `groups` in `dir`.
@@ -96,6 +100,9 @@ pub fn measure(
     }
     if wants("layers") {
         publish::layers(&mut costs, dir, inputs, options)?;
+    }
+    if wants("access") && options.records >= 100_000 {
+        access::measure(&mut costs, dir, options)?;
     }
     if wants("gateway") {
         gateway::measure(&mut costs, dir, inputs, options)?;

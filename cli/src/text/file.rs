@@ -2,7 +2,7 @@
 
 use sandstack_api::Id;
 use sandstack_api::runtime::{
-    Blame, BlameRange, FileContent, FileEdited, FileEntries, FileEntry, FileWritten,
+    Blame, BlameRange, FileContent, FileEdited, FileEntries, FileEntry, FileWritten, SearchMatches,
 };
 
 use super::command::bytes_of;
@@ -48,6 +48,21 @@ pub(crate) fn edited(answer: &FileEdited, style: &Style) -> Answer {
         escaped(&answer.path.0),
         units::plural(answer.replacements, "replacement")
     ))
+}
+
+/// Lines as grep(1) shows them.
+pub(crate) fn found(answer: &SearchMatches, style: &Style) -> Answer {
+    let mut text = String::new();
+    for found in &answer.matches {
+        let end = if found.cut { "…" } else { "" };
+        text.push_str(&format!(
+            "{}:{}:{}{end}\n",
+            style.paint(Tone::Heading, &escaped(&found.path.0)),
+            found.line,
+            escaped(&found.text.0)
+        ));
+    }
+    Answer::data(text).page(answer.next_page_token.as_ref())
 }
 
 /// A unified diff, in colour.

@@ -2,7 +2,8 @@
 
 use sandstack_api::Id;
 use sandstack_api::observability::{
-    AccessKind, CommandSummary, EventsReply, FileActivityReply, LayerstackReply, SnapshotReply,
+    AccessKind, CommandSummary, EventsReply, FileActivityReply, LayerstackReply, ResourcesReply,
+    SnapshotReply, TopologyReply,
 };
 use sandstack_api::runtime::CommandStatus;
 use serde_json::Value;
@@ -118,6 +119,89 @@ pub(crate) fn events(answer: &EventsReply, style: &Style) -> Answer {
         true => out.note("nothing happened"),
         false => out,
     };
+    out.gaps(&answer.errors)
+}
+
+pub(crate) fn resources(answer: &ResourcesReply, style: &Style) -> Answer {
+    let mut grid = Grid::new(
+        style,
+        &[
+            "WHEN",
+            "SESSION",
+            "COMMAND",
+            ">PROCESSES",
+            ">THREADS",
+            ">CPU",
+            ">RESIDENT",
+            ">READ",
+            ">WRITTEN",
+        ],
+    );
+    for sample in &answer.samples {
+        grid.row([
+            cell(units::utc(sample.time_unix_ms)),
+            cell(sample.workspace_session_id.as_str()),
+            cell(sample.command_session_id.as_str()),
+            cell(units::count(sample.processes)),
+            cell(units::count(sample.threads)),
+            cell(units::millis(sample.cpu_ms)),
+            cell(units::bytes(sample.resident_bytes)),
+            maybe(sample.read_bytes.map(units::bytes)),
+            maybe(sample.written_bytes.map(units::bytes)),
+        ]);
+    }
+    let out = Answer::data(grid.finish());
+    let out = match answer.samples.is_empty() {
+        true => out.note("no command has been sampled"),
+        false => out,
+    };
+    out.gaps(&answer.errors)
+}
+
+pub(crate) fn topology(answer: &TopologyReply, style: &Style) -> Answer {
+    let mut grid = Grid::new(
+        style,
+        &[
+            "SESSION",
+            "COMMAND",
+            ">PID",
+            ">INSIDE",
+            ">PARENT",
+            "STATE",
+            ">CPU",
+            ">RESIDENT",
+            "COMMAND LINE",
+        ],
+    );
+    let mut out = Answer::default();
+    for session in &answer.sessions {
+        for process in &session.processes {
+            grid.row([
+                cell(session.workspace_session_id.as_str()),
+                cell(process.command_session_id.as_str()),
+                cell(process.pid.to_string()),
+                cell(process.session_pid.to_string()),
+                cell(process.parent_pid.to_string()),
+                cell(escaped(process.state.as_bytes())),
+                cell(units::millis(process.cpu_ms)),
+                cell(units::bytes(process.resident_bytes)),
+                cell(escaped(&process.cmd.0)),
+            ]);
+        }
+        let listed = session.processes.len() as u64;
+        let left_out = session.process_count.saturating_sub(listed);
+        if left_out > 0 {
+            out = out.note(format!(
+                "{}: processes that are not listed: {}",
+                session.workspace_session_id,
+                units::count(left_out)
+            ));
+        }
+    }
+    out.data = grid.finish().into_bytes();
+    if out.data.is_empty() {
+        out = out.note("no command runs");
+    }
     out.gaps(&answer.errors)
 }
 

@@ -220,6 +220,33 @@ fn find(operation: &str) -> Option<Value> {
             ],
             "sampled_at_unix_ms": NOW, "errors": []
         }),
+        "resources" => json!({
+            "sandbox_id": "sb-k3v9t2",
+            "samples": [
+                { "time_unix_ms": NOW, "workspace_session_id": "ws-8fq2m1",
+                    "command_session_id": "cmd-x7d0aa", "processes": 3, "threads": 12,
+                    "cpu_ms": 4500, "resident_bytes": 123_456_789, "read_bytes": 4096,
+                    "written_bytes": 0 },
+                { "time_unix_ms": NOW - 5000, "workspace_session_id": "ws-8fq2m1",
+                    "command_session_id": "cmd-x7d0aa", "processes": 1, "threads": 1,
+                    "cpu_ms": 10, "resident_bytes": 4096 }
+            ],
+            "interval_ms": 5000, "sampled_at_unix_ms": NOW, "errors": []
+        }),
+        "topology" => json!({
+            "sandbox_id": "sb-k3v9t2",
+            "sessions": [
+                { "workspace_session_id": "ws-8fq2m1", "process_count": 1002, "processes": [
+                    { "pid": 4242, "session_pid": 7, "parent_pid": 4200,
+                        "command_session_id": "cmd-x7d0aa", "program": "/usr/bin/make",
+                        "cmd": "make\u{1b}[2J all", "state": "S", "threads": 1,
+                        "resident_bytes": 1_234_567, "cpu_ms": 120,
+                        "started_at_unix_ms": NOW - 9000, "namespaces": { "mnt": 4026532178_u64 } }
+                ] },
+                { "workspace_session_id": "ws-2", "process_count": 0, "processes": [] }
+            ],
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
         "layerstack" => json!({
             "sandbox_id": "sb-k3v9t2", "head": "L000024",
             "layers": [

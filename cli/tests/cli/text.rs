@@ -129,6 +129,8 @@ fn json_lines_are_the_rows() {
         ("snapshot", "sandboxes"),
         ("trace", "spans"),
         ("events", "events"),
+        ("resources", "samples"),
+        ("topology", "sessions"),
         ("layerstack", "layers"),
         ("file_activity", "rows"),
     ];
@@ -156,6 +158,44 @@ fn json_lines_are_the_rows() {
         .expect("it exists");
     let run = call(row, answers::of("file_write"), &["--jsonl"]);
     assert_eq!(run.json(), answers::of("file_write"));
+}
+
+#[test]
+fn all_pages_of_a_list_are_asked_for() {
+    let row = rows()
+        .find(|row| row.name == "file_activity")
+        .expect("it exists");
+    let mut answer = answers::of(row.name);
+    let rows_of_a_page = answer["rows"].as_array().expect("rows").len();
+    let run = |answer: &Value, more: &[&str]| {
+        let gateway = Gateway::start(Reply::Json(200, answer.clone()));
+        let mut args = vec![row.name, "src", "--sandbox-id=sb-1", "--pid=7"];
+        args.extend_from_slice(more);
+        let run = cli(row.authority, &gateway).run(&args);
+        (run, gateway)
+    };
+    // This gateway answers the same page for ever, which is told.
+    let (ran, gateway) = run(&answer, &["--jsonl", "--all-pages"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let posted = gateway.take();
+    let first = json!({ "sandbox_id": "sb-1", "path": "src", "pid": 7 });
+    let mut second = first.clone();
+    second["page_token"] = answer["next_page_token"].clone();
+    let bodies: Vec<Value> = posted.iter().map(|posted| posted.json()).collect();
+    assert_eq!(bodies, [first, second]);
+    answer
+        .as_object_mut()
+        .expect("an object")
+        .remove("next_page_token");
+    let (ran, _) = run(&answer, &["--all-pages", "--output=jsonl"]);
+    assert_eq!(
+        (ran.code, ran.out().lines().count()),
+        (0, rows_of_a_page),
+        "{ran:?}"
+    );
+    let (ran, gateway) = run(&answer, &["--all-pages", "--json"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(gateway.take().is_empty());
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod filesystem;
 use fuser::Request;
 use sandstack_store::for_request;
 
+use crate::meter;
 use crate::placement;
 use crate::requests::{Requests, guarded};
 
@@ -23,7 +24,7 @@ impl Adapter {
     fn serve(&self, request: &Request, operation: &'static str, handler: impl FnOnce()) {
         placement::follow(request.pid());
         let _entered = self.requests.trees.enter();
-        guarded(operation, handler);
+        meter::count(operation, || guarded(operation, handler));
     }
 
     /// The same for what is to be done once, however often it is asked.

@@ -75,6 +75,15 @@ impl Commands {
         self.known.write().clear();
     }
 
+    /// The mount namespaces that are known, by inode number, and which command each is.
+    pub fn known(&self) -> Vec<(u64, Arc<str>)> {
+        let known = self.known.read();
+        known
+            .iter()
+            .map(|(namespace, command)| (*namespace, Arc::clone(command)))
+            .collect()
+    }
+
     fn command(&self, namespace: u64) -> Option<Arc<str>> {
         self.known.read().get(&namespace).cloned()
     }
@@ -201,6 +210,12 @@ impl Recorder {
     /// What is recorded.
     pub fn mode(&self) -> TraceMode {
         self.mode
+    }
+
+    /// Rows, and single calls, that wait to be written.
+    pub fn waiting(&self) -> usize {
+        let waiting = self.waiting.lock();
+        waiting.rows.len() + waiting.calls.len()
     }
 
     /// Writes what waits, now; but not what waits for a command to be started. When it returns,
@@ -380,11 +395,13 @@ impl Recorder {
         }
     }
 
-    /// Says that the view shows another upper from now on.
-    pub(crate) fn go_over(&self, upper: Arc<Upper>) {
+    /// Says that the view shows another upper from now on. `left` are inodes that it lacks: they keep
+    /// the paths that they had.
+    pub(crate) fn go_over(&self, upper: Arc<Upper>, left: &[Ino]) {
         let mut paths = self.paths.lock();
-        *paths = Paths::of(&upper);
-        *self.upper.write() = upper;
+        let mut shown = self.upper.write();
+        paths.go_over(&shown, &upper, left);
+        *shown = upper;
     }
 
     /// `offset` if the call is to be recorded by itself, too.

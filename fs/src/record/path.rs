@@ -42,6 +42,16 @@ impl Paths {
         paths
     }
 
+    /// Another upper is shown from now on, which lacks the inodes of `left`.
+    pub(super) fn go_over(&mut self, old: &Upper, new: &Upper, left: &[Ino]) {
+        let before: Vec<_> = left
+            .iter()
+            .map(|ino| (*ino, self.inode(old, *ino)))
+            .collect();
+        *self = Paths::of(new);
+        self.files.extend(before);
+    }
+
     pub(super) fn forgotten(&mut self, ino: Ino) {
         self.files.remove(&ino);
         self.directories.remove(&ino);

@@ -6,6 +6,7 @@ use sandstack_store::{Ino, for_request};
 
 use super::abi::{self, opcode, valid};
 use super::exchange::{Errno, Exchange};
+use crate::meter;
 use crate::requests::{Requests, Sized, WriteOrigin, guarded, new_mode};
 use crate::tree::{Caller, NewNode, SetAttributes, SetTime};
 
@@ -40,6 +41,11 @@ const LONG_COPY: u64 = 1 << 20;
 /// # Errors
 /// The errno that is the answer.
 pub(super) fn answer(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered, Errno> {
+    let operation = meter::name_of(exchange.header.opcode);
+    meter::count(operation, || dispatch(requests, exchange))
+}
+
+fn dispatch(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered, Errno> {
     let _entered = requests.trees.enter();
     let (ino, caller) = (exchange.header.ino, exchange.header.caller);
     match exchange.header.opcode {

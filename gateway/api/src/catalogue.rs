@@ -4,86 +4,14 @@ use std::fmt;
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 use serde_json::{Value, json};
 
 use crate::{ApiError, Authority, ErrorCode, management, observability, runtime};
 
-/// What an operation does to the world: the hints of MCP and the retry rule of HTTP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Effect {
-    /// Changes nothing.
-    ReadOnly,
-    /// Changes something, and gives nothing up.
-    Additive,
-    /// May give up work or state; asks for `force` where that work is unpublished.
-    Destructive,
-}
-
-/// One row of the catalogue.
-pub struct Operation {
-    /// Which operation.
-    pub operation: OperationName,
-    /// Its name on every surface.
-    pub name: &'static str,
-    /// A title for people.
-    pub title: &'static str,
-    /// Which authority a token needs.
-    pub authority: Authority,
-    /// What it does to the world.
-    pub effect: Effect,
-    /// Whether a second identical call changes nothing more.
-    pub idempotent: bool,
-    /// Whether it reaches beyond the sandbox's own state (runs any program, uses the network).
-    pub open_world: bool,
-    /// Whether progress is streamed to callers that accept `text/event-stream`.
-    pub streams_progress: bool,
-    /// The error codes it answers, besides those that every operation can answer
-    /// ([`EVERY_OPERATION_ERRORS`]).
-    pub errors: &'static [ErrorCode],
-    /// Fields that are positional on the command line, in order.
-    pub positional: &'static [&'static str],
-    /// Makes the JSON schema of the request.
-    pub request_schema: fn() -> Schema,
-    /// Makes the JSON schema of the response.
-    pub response_schema: fn() -> Schema,
-}
-
-impl fmt::Debug for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation")
-            .field("name", &self.name)
-            .field("authority", &self.authority)
-            .finish()
-    }
-}
-
-impl Operation {
-    /// What it does: the doc comment of its request.
-    pub fn description(&self) -> String {
-        let schema = (self.request_schema)();
-        schema
-            .get("description")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    }
-}
-
-/// Error codes that every operation can answer.
-pub const EVERY_OPERATION_ERRORS: &[ErrorCode] = &[
-    ErrorCode::InvalidRequest,
-    ErrorCode::Unauthorized,
-    ErrorCode::Forbidden,
-    ErrorCode::Busy,
-    ErrorCode::TooLarge,
-    ErrorCode::RequestIdConflict,
-    ErrorCode::Unavailable,
-    ErrorCode::Internal,
-];
+pub use crate::operation::{EVERY_OPERATION_ERRORS, Effect, Operation};
 
 /// A request type: knows its row and its response.
 pub trait Call: Serialize + DeserializeOwned + Into<Request> {
@@ -525,6 +453,66 @@ operations! {
         positional: ["path"],
         runtime::FileList => runtime::FileEntries
     }
+    FileStat {
+        name: "file_stat",
+        title: "What is at a path",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["path"],
+        runtime::FileStat => runtime::FileStatus
+    }
+    FileSearch {
+        name: "file_search",
+        title: "Search in files",
+        authority: Runtime,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict],
+        positional: ["pattern"],
+        runtime::FileSearch => runtime::SearchMatches
+    }
+    FileDelete {
+        name: "file_delete",
+        title: "Remove a file or directory",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, Conflict, PreconditionFailed, QuotaExceeded],
+        positional: ["path"],
+        runtime::FileDelete => runtime::FileDeleted
+    }
+    FileMove {
+        name: "file_move",
+        title: "Move a file or directory",
+        authority: Runtime,
+        effect: Destructive,
+        idempotent: false,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, AlreadyExists, Conflict, QuotaExceeded],
+        positional: ["path", "to"],
+        runtime::FileMove => runtime::FileMoved
+    }
+    FileMakeDirectory {
+        name: "file_make_directory",
+        title: "Make a directory",
+        authority: Runtime,
+        effect: Additive,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound, AlreadyExists, Conflict, QuotaExceeded],
+        positional: ["path"],
+        runtime::FileMakeDirectory => runtime::DirectoryMade
+    }
     FileBlame {
         name: "file_blame",
         title: "Blame a file",
@@ -597,6 +585,30 @@ operations! {
         positional: ["name"],
         observability::Events => observability::EventsReply
     }
+    Resources {
+        name: "resources",
+        title: "What commands use",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Resources => observability::ResourcesReply
+    }
+    Cgroup {
+        name: "cgroup",
+        title: "A sandbox's control groups",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Cgroup => observability::CgroupReply
+    }
     Layerstack {
         name: "layerstack",
         title: "Layers, leases and uppers",
@@ -608,6 +620,30 @@ operations! {
         errors: [NotFound],
         positional: [],
         observability::Layerstack => observability::LayerstackReply
+    }
+    Topology {
+        name: "topology",
+        title: "Processes by session",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [NotFound],
+        positional: [],
+        observability::Topology => observability::TopologyReply
+    }
+    Daemon {
+        name: "daemon",
+        title: "The gateway's own metrics",
+        authority: Observability,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: [],
+        observability::Daemon => observability::DaemonReply
     }
     FileActivity {
         name: "file_activity",

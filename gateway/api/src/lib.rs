@@ -23,6 +23,7 @@ mod error;
 mod id;
 pub mod management;
 pub mod observability;
+mod operation;
 pub mod render;
 pub mod runtime;
 

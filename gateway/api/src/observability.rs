@@ -1,5 +1,9 @@
 //! Observability: read-only, and never changes what it observes.
 
+mod daemon;
+mod resources;
+mod topology;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -7,6 +11,10 @@ use serde_json::Value;
 use crate::management::{SandboxRecord, TraceMode};
 use crate::runtime::{CommandStatus, SessionRecord};
 use crate::{ApiError, Blob, CommandId, LayerId, RequestId, SandboxId, SessionId};
+
+pub use daemon::{Counts, Daemon, DaemonReply, DurationClass, Queues, RequestCounts, ThreadGroup};
+pub use resources::{Cgroup, CgroupRecord, CgroupReply, ResourceSample, Resources, ResourcesReply};
+pub use topology::{ProcessRecord, SessionProcesses, Topology, TopologyReply};
 
 /// Shows what lives now: sandboxes, sessions, commands, layers, leases, and whether any record was lost.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -15,6 +15,10 @@ pub fn operations_page() -> String {
          Every operation is `POST /v1/{operation}` with a JSON object as body, a subcommand of its authority's CLI, \
          and a tool of `sandbox-mcp --set {authority}`. `?` marks an optional field. Text that is not UTF-8 travels \
          as `{\"base64\": \"…\"}`.\n\n\
+         Beside the operations there are `GET /v1/catalog`, `GET /openapi.json`, `GET /health` (without a token), and for \
+         tokens of the authority `observability` `GET /metrics` (the text format of Prometheus) and \
+         `GET /v1/stream/events?sandbox_id=…&name=…` (server-sent events as they happen; `Last-Event-ID` goes on after \
+         that event, and what is not kept any more is a `gap`).\n\n\
          Besides its own error codes every operation can answer ",
     );
     let every: Vec<String> = EVERY_OPERATION_ERRORS

@@ -143,7 +143,7 @@ fn unknown_ids_are_not_found_whichever_operation_gets_them() {
             let value = match field {
                 "path" => json!("a"),
                 "dest" => json!("/nowhere/x"),
-                "cmd" | "content" | "stdin" => json!("x"),
+                "cmd" | "content" | "stdin" | "pattern" | "to" => json!("x"),
                 "edits" => json!([{ "old_string": "a", "new_string": "b" }]),
                 "signal" => json!("TERM"),
                 "rows" | "cols" => json!(24),

@@ -34,8 +34,7 @@ pub use delta::{Change, ChangeKind, Delta};
 
 pub use reads::{Dependency, StaleRead, Validate};
 pub use rebase::Rebased;
-pub(crate) use route::Router;
-pub use route::{Policy, Route, Rule, SavedRef, Skipped};
+pub use route::{Policy, Route, Router, Rule, SavedRef, Skipped};
 
 use crate::blame::Owners;
 use crate::db::Durability;

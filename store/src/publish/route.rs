@@ -105,8 +105,8 @@ pub struct SavedRef {
     pub saved_as: Vec<u8>,
 }
 
-/// Finds the route of paths, for one publish.
-pub(crate) struct Router<'a> {
+/// Finds the route of paths, for one publish, or for whoever asks what is ignored.
+pub struct Router<'a> {
     upper: &'a Upper,
     rules: Vec<(Gitignore, Route)>,
     /// The ignore file in a directory; `None` if it has none.
@@ -116,7 +116,8 @@ pub(crate) struct Router<'a> {
 }
 
 impl<'a> Router<'a> {
-    pub(crate) fn new(upper: &'a Upper, policy: &Policy) -> Self {
+    /// Routes of what `upper` shows.
+    pub fn new(upper: &'a Upper, policy: &Policy) -> Self {
         // A policy is checked when it is set; a pattern that has become invalid matches nothing.
         let rules = policy.compile().unwrap_or_else(|error| {
             tracing::error!(%error, "the publish policy does not compile");
@@ -131,7 +132,10 @@ impl<'a> Router<'a> {
     }
 
     /// The route of `path`, which is a directory or not.
-    pub(crate) fn route(&mut self, path: &RelPath, is_directory: bool) -> Result<Route> {
+    ///
+    /// # Errors
+    /// As reading an object.
+    pub fn route(&mut self, path: &RelPath, is_directory: bool) -> Result<Route> {
         let relative = as_path(path);
         for (pattern, route) in self.rules.iter().rev() {
             if pattern

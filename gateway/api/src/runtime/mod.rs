@@ -6,6 +6,7 @@ mod file;
 mod layers;
 mod publish;
 mod session;
+mod tree;
 
 pub use attach::*;
 pub use command::*;
@@ -13,3 +14,4 @@ pub use file::*;
 pub use layers::*;
 pub use publish::*;
 pub use session::*;
+pub use tree::*;
