@@ -11,6 +11,10 @@ use crate::baseline::{Outcome, Results};
 use crate::limited;
 use crate::view::{Serving, View};
 
+/// Longest path of a directory that the suite can be run in: the longest that it makes of a socket has
+/// 60 bytes more, and a socket's path 107 at most (`sun_path` of unix(7)).
+const LONGEST_PATH: usize = 47;
+
 /// The whole suite takes a minute or two.
 const LIMIT: Duration = Duration::from_secs(1200);
 
@@ -52,6 +56,14 @@ impl Pjdfstest {
             if populated { populate(base) } else { Ok(()) }
         })?;
         let directory = if populated { "dir-7" } else { "." };
+        let directory = view.path().join(directory);
+        if directory.as_os_str().len() > LONGEST_PATH {
+            return Err(io::Error::other(format!(
+                "{} is longer than {LONGEST_PATH} bytes, so that the suite's sockets have no room for their paths; \
+                 give a shorter --dir",
+                directory.display()
+            )));
+        }
         let configuration = place.join("pjdfstest.toml");
         fs::write(&configuration, CONFIGURATION)?;
         // A filesystem that the view is not: some tests go from one to the other.
@@ -62,7 +74,7 @@ impl Pjdfstest {
             .arg("-c")
             .arg(&configuration)
             .arg("-p")
-            .arg(view.path().join(directory))
+            .arg(&directory)
             .arg("-s")
             .arg(&other)
             .args(&self.tests);

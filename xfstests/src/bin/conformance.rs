@@ -45,7 +45,7 @@ struct Place {
     /// What is expected; default xfstests/expected.toml.
     #[arg(long, global = true)]
     baseline: Option<PathBuf>,
-    /// A directory for views and logs; default `sandstack-conformance` in that for temporary files.
+    /// A directory for views and logs; default `sst-suites` in that for temporary files.
     /// What a suite left in it is removed when it is run again. Its path should be short: some tests
     /// bind sockets, whose paths have 107 bytes at most.
     #[arg(long, global = true)]
@@ -161,7 +161,7 @@ fn run() -> io::Result<bool> {
     let dir = cli
         .place
         .dir
-        .unwrap_or_else(|| std::env::temp_dir().join("sandstack-conformance"));
+        .unwrap_or_else(|| std::env::temp_dir().join("sst-suites"));
     let text = fs::read_to_string(&baseline)?;
     let mut run = Run {
         serving: Serving {
