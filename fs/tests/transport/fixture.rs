@@ -21,6 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// Mount points that are there, for a watchdog that ends the process.
 static MOUNTED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
+/// Mount points that are there.
+pub(crate) fn mounted() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
+    MOUNTED
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Runs a test over each transport that this machine has, under a watchdog.
 pub(crate) fn over_each_transport(name: &'static str, test: impl Fn(Transport)) {
     if !rustix::process::geteuid().is_root() {

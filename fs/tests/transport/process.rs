@@ -3,7 +3,7 @@
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sandstack_fs::{
@@ -12,7 +12,7 @@ use sandstack_fs::{
 };
 use sandstack_store::Store;
 
-use crate::fixture::{in_threads, over_each_transport, processors, wait_until};
+use crate::fixture::{in_threads, mounted, over_each_transport, processors, wait_until};
 
 /// For tests that serve views in this process: they share its rings, and one counts them.
 static TURN: Mutex<()> = Mutex::new(());
@@ -26,7 +26,30 @@ fn rings() -> usize {
         .count()
 }
 
-fn serve(store: &Store, point: &Path, transport: Transport, slow: &Arc<SlowPool>) -> View {
+/// A view at a path: a test that fails takes its mount away, too.
+struct Mounted {
+    view: View,
+    point: PathBuf,
+}
+
+impl Mounted {
+    fn end(&self) {
+        unmount(&self.point).unwrap();
+        self.view.join().unwrap();
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // It may be gone already.
+            let _ = unmount(&self.point);
+        }
+        mounted().retain(|point| *point != self.point);
+    }
+}
+
+fn serve(store: &Store, point: &Path, transport: Transport, slow: &Arc<SlowPool>) -> Mounted {
     let empty = point.with_extension("base");
     fs::create_dir(point).unwrap();
     fs::create_dir(&empty).unwrap();
@@ -38,13 +61,18 @@ fn serve(store: &Store, point: &Path, transport: Transport, slow: &Arc<SlowPool>
     let upper = Arc::new(store.open_upper(&lease).unwrap());
     let tree = Arc::new(Tree::new(Arc::clone(&upper)).unwrap());
     let recorder = Recorder::begin(upper, "s", TraceMode::Files, Arc::default()).unwrap();
-    let mounted = detached(&MountOptions::default()).unwrap();
-    mount_at(mounted.mount.as_fd(), point).unwrap();
+    let made = detached(&MountOptions::default()).unwrap();
+    mount_at(made.mount.as_fd(), point).unwrap();
+    mounted().push(point.to_path_buf());
     let options = ViewOptions {
         transport,
         ..ViewOptions::default()
     };
-    View::serve(tree, recorder, mounted.connection, slow, &options).unwrap()
+    let view = View::serve(tree, recorder, made.connection, slow, &options).unwrap();
+    Mounted {
+        view,
+        point: point.to_path_buf(),
+    }
 }
 
 #[test]
@@ -56,11 +84,11 @@ fn views_share_the_rings_and_nothing_else() {
         let store = Store::open(&dir.path().join("store")).unwrap();
         let slow = SlowPool::new();
         let point = |number: usize| dir.path().join(format!("view-{number}"));
-        let views: Vec<View> = (0..VIEWS)
+        let views: Vec<Mounted> = (0..VIEWS)
             .map(|number| serve(&store, &point(number), transport, &slow))
             .collect();
         for view in &views {
-            assert_eq!(view.transport(), transport);
+            assert_eq!(view.view.transport(), transport);
         }
         let expected = match transport {
             Transport::Uring => processors(),
@@ -81,9 +109,8 @@ fn views_share_the_rings_and_nothing_else() {
             }
         });
         for (number, view) in views.iter().enumerate() {
-            unmount(&point(number)).unwrap();
-            view.join().unwrap();
-            assert!(!view.is_served());
+            view.end();
+            assert!(!view.view.is_served());
             // The others go on.
             if number + 1 < VIEWS {
                 fs::write(point(number + 1).join("after"), "x").unwrap();
@@ -105,12 +132,11 @@ fn the_kernel_hears_of_changes_behind_its_back() {
         let view = serve(&store, &point, transport, &SlowPool::new());
         let path = point.join("file");
         assert!(!path.exists());
-        let files = view.files(point.as_os_str().as_encoded_bytes());
+        let files = view.view.files(point.as_os_str().as_encoded_bytes());
         for text in ["first", "second, which is longer", "3"] {
             files.write(b"file", text.as_bytes(), None).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
-        unmount(&point).unwrap();
-        view.join().unwrap();
+        view.end();
     });
 }
