@@ -238,7 +238,7 @@ fn search(
     let base = place.files.stat(&request.path.0).map_err(failed)?.path;
     let policy = Policy::default();
     let router = std::cell::RefCell::new(Router::new(&place.upper, &policy));
-    let mut broken = None;
+    let broken = std::cell::RefCell::new(None);
     let is_left_out = |path: &RelPath, is_directory: bool| {
         if path.names().any(|name| name == b".git") {
             return Ok(true);
@@ -255,7 +255,13 @@ fn search(
             .files
             .walk(
                 &request.path.0,
-                |path| !is_left_out(path, true).unwrap_or(false),
+                |path| match is_left_out(path, true) {
+                    Ok(left_out) => !left_out,
+                    Err(error) => {
+                        broken.replace(Some(error));
+                        false
+                    }
+                },
                 |item| {
                     let wanted = item.attributes.kind == Kind::File
                         && glob
@@ -264,15 +270,17 @@ fn search(
                         && after.as_ref().is_none_or(|after| item.path >= after.path);
                     match wanted.then(|| is_left_out(&item.path, false)) {
                         Some(Ok(false)) => files.push(item),
-                        Some(Err(error)) => broken = Some(error),
+                        Some(Err(error)) => {
+                            broken.replace(Some(error));
+                        }
                         Some(Ok(true)) | None => {}
                     }
-                    broken.is_none()
+                    broken.borrow().is_none()
                 },
             )
             .map_err(failed)?;
     }
-    if let Some(error) = broken {
+    if let Some(error) = broken.into_inner() {
         return Err(error.into());
     }
     let mut searcher = SearcherBuilder::new()
