@@ -1,8 +1,8 @@
 //! The arena: one sparse file that holds the blocks of all changed content of a session.
 //!
 //! Which blocks are used follows from the state alone, so nothing of it is written down: after a
-//! crash the free blocks are those that no run names. Freed space of 64 KiB and more is given back
-//! to the disk; smaller holes are filled again.
+//! crash the free blocks are those that no run names. Freed space is given back to the disk in pieces of
+//! 64 KiB and more, each once; smaller holes are filled again.
 //!
 //! A block that was in use at the last sync may be named by the journal that power loss would
 //! leave, even if it has been freed since. It is used again, or given back, only after the next
@@ -88,8 +88,10 @@ struct Space {
     by_length: BTreeSet<(u64, u64)>,
     end: u64,
     used: u64,
-    /// What was taken since the last sync: the end of each run by its start.
-    young: BTreeMap<u64, u64>,
+    /// What was taken since the last sync.
+    young: Runs,
+    /// What is free and has not been given back to the disk.
+    kept: Runs,
     /// What was freed since the last sync and in use at it.
     deferred: Vec<(u64, u64)>,
     deferred_bytes: u64,
@@ -166,7 +168,7 @@ impl Arena {
         self.budget.take(length)?;
         space.used += length;
         let offset = space.take(length, goal);
-        space.grow_young(offset, length);
+        space.young.add(offset, length);
         Ok(offset)
     }
 
@@ -189,7 +191,7 @@ impl Arena {
     /// succeeded.
     pub(super) fn begin_sync(&self) -> Released {
         let mut space = self.space.lock();
-        space.young.clear();
+        space.young = Runs::default();
         space.syncs += 1;
         space.deferred_bytes = 0;
         Released(std::mem::take(&mut space.deferred))
@@ -228,8 +230,10 @@ impl Arena {
 
     /// Makes a run free for use. The lock is held, so nobody has been given it meanwhile.
     fn reuse(&self, space: &mut Space, offset: u64, length: u64) {
-        let (offset, length) = space.give(offset, length);
+        space.give(offset, length);
+        let (offset, length) = space.kept.add(offset, length);
         if length >= PUNCH_BYTES {
+            space.kept.cut(offset, length);
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // A disk that cannot punch keeps the space for the session; nothing depends on it.
             if let Err(error) = rustix::fs::fallocate(&self.file, flags, offset, length) {
@@ -336,50 +340,19 @@ impl Space {
         self.end - length
     }
 
-    fn grow_young(&mut self, start: u64, length: u64) {
-        let end = start + length;
-        match self.young.range_mut(..=start).next_back() {
-            Some((_, last)) if *last == start => *last = end,
-            _ => {
-                self.young.insert(start, end);
-            }
-        }
-    }
-
     /// Takes a run that nothing refers to any more: returns the parts of it that may be used again
     /// at once, and defers the others.
     fn free(&mut self, start: u64, length: u64) -> Vec<(u64, u64)> {
-        let end = start + length;
-        let mut free = Vec::new();
+        let free = self.young.cut(start, length);
         let mut at = start;
-        let first = self
-            .young
-            .range(..=start)
-            .next_back()
-            .map_or(start, |(&first, _)| first);
-        let young: Vec<(u64, u64)> = self
-            .young
-            .range(first..end)
-            .map(|(&first, &last)| (first, last))
-            .filter(|(_, last)| *last > start)
-            .collect();
-        for (first, last) in young {
-            let (from, to) = (first.max(start), last.min(end));
+        for &(from, young) in &free {
             if at < from {
                 self.defer(at, from - at);
             }
-            free.push((from, to - from));
-            at = to;
-            self.young.remove(&first);
-            if first < from {
-                self.young.insert(first, from);
-            }
-            if to < last {
-                self.young.insert(to, last);
-            }
+            at = from + young;
         }
-        if at < end {
-            self.defer(at, end - at);
+        if at < start + length {
+            self.defer(at, start + length - at);
         }
         free
     }
@@ -392,6 +365,7 @@ impl Space {
     fn split(&mut self, start: u64, free: u64, length: u64) {
         self.by_start.remove(&start);
         self.by_length.remove(&(free, start));
+        self.kept.cut(start, length);
         if free > length {
             self.add(start + length, free - length);
         }
@@ -402,8 +376,8 @@ impl Space {
         self.by_length.insert((length, start));
     }
 
-    /// Adds a free run, joined with its neighbours; returns what it became.
-    fn give(&mut self, mut start: u64, mut length: u64) -> (u64, u64) {
+    /// Adds a free run, joined with its neighbours.
+    fn give(&mut self, mut start: u64, mut length: u64) {
         if let Some((&before, &before_length)) = self.by_start.range(..start).next_back()
             && before + before_length == start
         {
@@ -417,7 +391,56 @@ impl Space {
             length += after_length;
         }
         self.add(start, length);
-        (start, length)
+    }
+}
+
+/// Runs of bytes that do not touch each other: the end of each by its start.
+#[derive(Default)]
+struct Runs(BTreeMap<u64, u64>);
+
+impl Runs {
+    /// Adds a run, of which nothing is in yet, joined with its neighbours; returns what it became.
+    fn add(&mut self, mut start: u64, length: u64) -> (u64, u64) {
+        let mut end = start + length;
+        if let Some((&before, &touching)) = self.0.range(..start).next_back()
+            && touching == start
+        {
+            start = before;
+        }
+        if let Some(after) = self.0.remove(&end) {
+            end = after;
+        }
+        self.0.insert(start, end);
+        (start, end - start)
+    }
+
+    /// Removes what is in of a run; returns those parts, in order.
+    fn cut(&mut self, start: u64, length: u64) -> Vec<(u64, u64)> {
+        let end = start + length;
+        let first = self
+            .0
+            .range(..=start)
+            .next_back()
+            .map_or(start, |(&first, _)| first);
+        let touched: Vec<(u64, u64)> = self
+            .0
+            .range(first..end)
+            .map(|(&first, &last)| (first, last))
+            .filter(|(_, last)| *last > start)
+            .collect();
+        let mut parts = Vec::with_capacity(touched.len());
+        for (first, last) in touched {
+            let (from, to) = (first.max(start), last.min(end));
+            parts.push((from, to - from));
+            self.0.remove(&first);
+            if first < from {
+                self.0.insert(first, from);
+            }
+            if to < last {
+                self.0.insert(to, last);
+            }
+        }
+        parts
     }
 }
 
@@ -446,11 +469,16 @@ mod tests {
                 } else {
                     let (start, length) = taken.swap_remove(pick.index(taken.len()));
                     space.give(start, length);
+                    space.kept.add(start, length);
                 }
                 let free: u64 = space.by_start.values().sum();
                 let used: u64 = taken.iter().map(|(_, length)| length).sum();
                 prop_assert_eq!(free + used, space.end);
                 prop_assert_eq!(space.by_start.len(), space.by_length.len());
+                for (start, end) in &space.kept.0 {
+                    let free = space.by_start.range(..=start).next_back();
+                    prop_assert!(free.is_some_and(|(first, length)| first + length >= *end), "kept and not free");
+                }
             }
         }
     }
@@ -496,6 +524,46 @@ mod tests {
             let space = arena.space.lock();
             prop_assert_eq!(space.by_start.values().sum::<u64>(), space.end);
         }
+    }
+
+    /// Free space is what was used, in pieces that touch nothing used, whatever was given back.
+    #[test]
+    fn freed_space_is_given_back_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let arena = Arena::open(&path, None, Arc::default(), vec![]).unwrap();
+        let blocks = 3 * PUNCH_BYTES / BLOCK;
+        let at = arena.take(blocks * BLOCK, None).unwrap();
+        arena
+            .write(at, &vec![1; (blocks * BLOCK) as usize])
+            .unwrap();
+        arena.sync().unwrap();
+        let allocated = || std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512;
+        let whole = allocated();
+        for block in 0..blocks {
+            arena.free(&[(at + block * BLOCK, BLOCK)]);
+            let kept = arena
+                .space
+                .lock()
+                .kept
+                .0
+                .iter()
+                .map(|(start, end)| end - start)
+                .sum::<u64>();
+            assert!(
+                kept < PUNCH_BYTES,
+                "{kept} bytes are kept after {block} blocks"
+            );
+            assert_eq!(whole - allocated(), (block + 1) * BLOCK - kept);
+        }
+        // What is taken again is not given back under its user, by its neighbours.
+        let again = arena.take(BLOCK, None).unwrap();
+        arena.write(again, &[2; BLOCK as usize]).unwrap();
+        let beside = arena.take(2 * PUNCH_BYTES, Some(again + BLOCK)).unwrap();
+        arena.free(&[(beside, 2 * PUNCH_BYTES)]);
+        let mut found = [0; BLOCK as usize];
+        arena.read(again, &mut found).unwrap();
+        assert_eq!(found, [2; BLOCK as usize]);
     }
 
     #[test]
