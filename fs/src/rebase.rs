@@ -200,7 +200,7 @@ impl Tree {
             if found.kind == Kind::Directory {
                 let mut names = Vec::new();
                 upper.list(change.state(), ino, 0, |entry| {
-                    names.push(entry.name);
+                    names.push(entry.to_name());
                     true
                 })?;
                 for name in names {

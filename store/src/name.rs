@@ -37,13 +37,18 @@ impl Name {
     /// # Errors
     /// [`InvalidName`].
     pub fn new(bytes: &[u8]) -> Result<Self, InvalidName> {
+        Name::check(bytes)?;
+        Ok(Name(bytes.into()))
+    }
+
+    fn check(bytes: &[u8]) -> Result<(), InvalidName> {
         match bytes {
             b"" | b"." | b".." => Err(InvalidName::Special(show(bytes))),
             _ if bytes.len() > NAME_MAX => Err(InvalidName::TooLong(bytes.len())),
             _ if bytes.iter().any(|byte| matches!(byte, b'/' | 0)) => {
                 Err(InvalidName::Separator(show(bytes)))
             }
-            _ => Ok(Name(bytes.into())),
+            _ => Ok(()),
         }
     }
 
@@ -112,12 +117,25 @@ impl RelPath {
     /// The path of `name` in this directory.
     #[must_use]
     pub fn join(&self, name: &Name) -> RelPath {
-        let mut bytes = Vec::with_capacity(self.0.len() + 1 + name.0.len());
+        self.with(&name.0)
+    }
+
+    /// The path of `name` in this directory.
+    ///
+    /// # Errors
+    /// `name` is none.
+    pub fn child(&self, name: &[u8]) -> Result<RelPath, InvalidName> {
+        Name::check(name)?;
+        Ok(self.with(name))
+    }
+
+    fn with(&self, name: &[u8]) -> RelPath {
+        let mut bytes = Vec::with_capacity(self.0.len() + 1 + name.len());
         bytes.extend_from_slice(&self.0);
         if !bytes.is_empty() {
             bytes.push(b'/');
         }
-        bytes.extend_from_slice(&name.0);
+        bytes.extend_from_slice(name);
         RelPath(bytes)
     }
 
@@ -167,9 +185,20 @@ impl RelPath {
     }
 }
 
+/// Name by name, so that what is in a directory follows it at once.
 impl Ord for RelPath {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.names().cmp(other.names())
+        // As bytes, but that the separator comes before all that a name can have.
+        let rank = |byte: u8| if byte == b'/' { 0 } else { byte };
+        let differing = self
+            .0
+            .iter()
+            .zip(&other.0)
+            .find(|(mine, theirs)| mine != theirs);
+        match differing {
+            Some((mine, theirs)) => rank(*mine).cmp(&rank(*theirs)),
+            None => self.0.len().cmp(&other.0.len()),
+        }
     }
 }
 
@@ -238,6 +267,27 @@ mod tests {
             paths.map(|path| path.to_string()),
             ["a", "a/b", "a/b/c", "a/z", "a.b"]
         );
+    }
+
+    #[test]
+    fn paths_are_ordered_name_by_name() {
+        let texts: [&[u8]; 12] = [
+            b"", b"a", b"a/b", b"a/b/c", b"a.b", b"a-", b"a\x01/b", b"a\xff", b"ab", b"b",
+            b"b/\x01", b"b/a",
+        ];
+        let paths: Vec<RelPath> = texts
+            .iter()
+            .map(|text| RelPath::parse(text).unwrap())
+            .collect();
+        for one in &paths {
+            for other in &paths {
+                assert_eq!(
+                    one.cmp(other),
+                    one.names().cmp(other.names()),
+                    "{one} {other}"
+                );
+            }
+        }
     }
 
     #[test]

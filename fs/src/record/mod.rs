@@ -287,9 +287,10 @@ impl Recorder {
         if self.mode == TraceMode::Off {
             return;
         }
-        let Ok(name) = Name::new(name) else { return };
-        let path = self.paths.lock().entry(&self.upper.read(), parent, &name);
-        self.note(pid, path, kind, bytes, None, None);
+        let path = self.paths.lock().entry(&self.upper.read(), parent, name);
+        if let Some(path) = path {
+            self.note(pid, path, kind, bytes, None, None);
+        }
     }
 
     /// Notes an access of an inode.

@@ -59,8 +59,15 @@ impl Paths {
         give_room_back(&mut self.directories);
     }
 
-    pub(super) fn entry(&mut self, upper: &Upper, parent: Ino, name: &Name) -> Arc<RelPath> {
-        Arc::new(self.directory(upper, parent).join(name))
+    /// `None` if that is no name.
+    pub(super) fn entry(
+        &mut self,
+        upper: &Upper,
+        parent: Ino,
+        name: &[u8],
+    ) -> Option<Arc<RelPath>> {
+        let path = self.directory(upper, parent).child(name).ok()?;
+        Some(Arc::new(path))
     }
 
     pub(super) fn inode(&mut self, upper: &Upper, ino: Ino) -> Arc<RelPath> {

@@ -3,11 +3,13 @@
 //!
 //! The thread waits for the reply while it is looked up, so it is there. What was found is believed
 //! for a moment only, since a thread's number can be another's later; and no longer than it runs the
-//! same program, which is asked for each time: a program from outside the view is run without a
-//! message.
+//! same program, which is asked for again as soon as it could run another one: a program from outside
+//! the view is run without a message.
 
 use std::fs;
 use std::hash::{Hash, Hasher};
+use std::io::Write;
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +20,10 @@ use rustc_hash::FxHashMap;
 
 /// How long a look-up is believed. Numbers cannot wrap in it, and a look-up costs some 30 µs.
 const BELIEVED: Duration = Duration::from_millis(50);
+/// For how long after it was asked for a thread's program is believed. The thread was waiting for an
+/// answer then, and cannot have become another program sooner: `execve` of the smallest program there
+/// is takes 73 µs here, and the question 3 µs, which is a third of a look-up.
+const SAME_PROGRAM: Duration = Duration::from_micros(30);
 /// Threads remembered; old ones go when there are more.
 const MAX_KNOWN: usize = 1024;
 /// Parents that are looked for.
@@ -56,6 +62,8 @@ impl Hash for Process {
 
 struct Known {
     since: Instant,
+    /// When its program was asked for last.
+    asked: Instant,
     /// When the thread was started, in ticks since the machine was.
     started: Option<u64>,
     process: Arc<Process>,
@@ -67,12 +75,27 @@ pub(super) struct Processes(Mutex<FxHashMap<u32, Known>>);
 impl Processes {
     pub(super) fn find(&self, thread: u32) -> Arc<Process> {
         let now = Instant::now();
-        let believed = self.0.lock().get(&thread).and_then(|known| {
-            (now.duration_since(known.since) < BELIEVED).then(|| Arc::clone(&known.process))
-        });
+        let believed = {
+            let known = self.0.lock();
+            let known = known
+                .get(&thread)
+                .filter(|known| now.duration_since(known.since) < BELIEVED);
+            match known {
+                Some(known) if now.duration_since(known.asked) < SAME_PROGRAM => {
+                    return Arc::clone(&known.process);
+                }
+                known => known.map(|known| Arc::clone(&known.process)),
+            }
+        };
         if let Some(process) = believed
-            && (process.program.is_none() || program_of(&directory(thread)) == process.program)
+            && process
+                .program
+                .as_deref()
+                .is_none_or(|program| runs(thread, program))
         {
+            if let Some(known) = self.0.lock().get_mut(&thread) {
+                known.asked = now;
+            }
             return process;
         }
         self.look_up(thread, now, MAX_PARENTS)
@@ -121,6 +144,7 @@ impl Processes {
         }
         let found = Known {
             since: now,
+            asked: now,
             started,
             process: Arc::clone(&process),
         };
@@ -148,6 +172,22 @@ impl Processes {
 
 fn directory(thread: u32) -> PathBuf {
     Path::new("/proc").join(thread.to_string())
+}
+
+/// Whether a thread runs `program`: asked for again and again, so without memory of its own.
+fn runs(thread: u32, program: &[u8]) -> bool {
+    let mut path = [0; 32];
+    let mut rest = &mut path[..];
+    if write!(rest, "/proc/{thread}/exe").is_err() {
+        return false;
+    }
+    let unused = rest.len();
+    let path = &path[..path.len() - unused];
+    let mut found = [MaybeUninit::uninit(); libc::PATH_MAX as usize];
+    match rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut found) {
+        Ok((found, _)) => found == program,
+        Err(_) => false,
+    }
 }
 
 fn program_of(dir: &Path) -> Option<Arc<[u8]>> {

@@ -103,11 +103,8 @@ impl Tree {
             }
             _ => {}
         }
-        let (ino, _) = self
-            .upper
-            .lookup(&state, parent, name)?
-            .ok_or(Error::NotFound)?;
-        self.attributes_in(&state, ino)
+        let found = self.upper.look_up(&state, parent, name)?;
+        found.ok_or(Error::NotFound)
     }
 
     /// The target of a symlink.
@@ -155,7 +152,10 @@ impl Tree {
         self.upper
             .list(&state, ino, from.saturating_sub(2), |entry| {
                 let found = if attributes {
-                    self.attributes_in(&state, entry.ino)
+                    let found = self.upper.attributes_of(&state, &entry);
+                    found
+                        .map_err(Error::from)
+                        .and_then(|found| found.ok_or(Error::NotFound))
                 } else {
                     Ok(Attributes {
                         ino: entry.ino,
@@ -164,7 +164,7 @@ impl Tree {
                     })
                 };
                 match found {
-                    Ok(found) => wanted(entry.name.as_bytes(), &found, entry.next + 2),
+                    Ok(found) => wanted(entry.name, &found, entry.next + 2),
                     Err(error) => {
                         failed = Some(error);
                         false

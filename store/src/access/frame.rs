@@ -5,9 +5,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
-use super::{AccessCall, AccessFilter, AccessKind, AccessRow, Actor, Folded};
+use super::{AccessCall, AccessFilter, AccessKind, AccessRow, Actor};
 use crate::db;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -24,15 +25,15 @@ pub(super) struct Frame {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct FrameRow {
+pub(super) struct FrameRow {
     path: u32,
     actor: u32,
-    kind: AccessKind,
+    pub(super) kind: AccessKind,
     digest: Option<u32>,
-    count: u64,
-    bytes: u64,
-    first_unix_ms: u64,
-    last_unix_ms: u64,
+    pub(super) count: u64,
+    pub(super) bytes: u64,
+    pub(super) first_unix_ms: u64,
+    pub(super) last_unix_ms: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,9 +49,11 @@ struct FrameCall {
 /// What is named in a frame, and by which number.
 #[derive(Default)]
 struct Numbers<'a> {
-    paths: HashMap<&'a RelPath, u32>,
+    paths: HashMap<&'a RelPath, u32, RandomState>,
     actors: HashMap<&'a Actor, u32>,
-    digests: HashMap<&'a Digest, u32>,
+    /// By address: most rows share theirs, and an actor is long.
+    shared: HashMap<*const Actor, u32, RandomState>,
+    digests: HashMap<&'a Digest, u32, RandomState>,
 }
 
 impl<'a> Numbers<'a> {
@@ -68,10 +71,13 @@ impl<'a> Numbers<'a> {
         })
     }
 
-    fn actor(&mut self, frame: &mut Frame, actor: &'a Actor) -> u32 {
-        *self.actors.entry(actor).or_insert_with(|| {
-            frame.actors.push(actor.clone());
-            frame.actors.len() as u32 - 1
+    fn actor(&mut self, frame: &mut Frame, actor: &'a Arc<Actor>) -> u32 {
+        let actors = &mut self.actors;
+        *self.shared.entry(Arc::as_ptr(actor)).or_insert_with(|| {
+            *actors.entry(actor).or_insert_with(|| {
+                frame.actors.push(Actor::clone(actor));
+                frame.actors.len() as u32 - 1
+            })
         })
     }
 }
@@ -132,23 +138,20 @@ impl Frame {
         }
     }
 
-    /// Adds the rows to `folded`.
-    pub(super) fn fold(&self, session: &Arc<str>, folded: &mut Folded) {
-        let actors: Vec<Arc<Actor>> = self.actors.iter().cloned().map(Arc::new).collect();
-        for row in &self.rows {
-            let row = AccessRow {
-                session: Arc::clone(session),
-                path: self.paths[row.path as usize].clone(),
-                kind: row.kind,
-                actor: Arc::clone(&actors[row.actor as usize]),
-                digest: row.digest.map(|digest| self.digests[digest as usize]),
-                count: row.count,
-                bytes: row.bytes,
-                first_unix_ms: row.first_unix_ms,
-                last_unix_ms: row.last_unix_ms,
-            };
-            super::fold(folded, row);
-        }
+    /// Who is named in it; rows name them by their place here.
+    pub(super) fn actors(&self) -> &[Actor] {
+        &self.actors
+    }
+
+    /// The rows: the path, the place of the actor, the content, and the rest.
+    pub(super) fn rows(
+        &self,
+    ) -> impl Iterator<Item = (&RelPath, usize, Option<Digest>, &FrameRow)> {
+        self.rows.iter().map(|row| {
+            let digest = row.digest.map(|digest| self.digests[digest as usize]);
+            let path = &self.paths[row.path as usize];
+            (path, row.actor as usize, digest, row)
+        })
     }
 
     /// The calls that `filter` wants, each with its number in the frame.

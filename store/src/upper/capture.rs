@@ -135,7 +135,7 @@ impl Capture<'_> {
         if let Some(ino) = pair.mine {
             let state = self.upper.state();
             self.upper.list(&state, ino, 0, |entry| {
-                names.insert(entry.name);
+                names.insert(entry.to_name());
                 true
             })?;
         }

@@ -43,16 +43,25 @@ pub struct Attributes {
 }
 
 /// An entry of a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedEntry {
+#[derive(Clone, Debug)]
+pub struct ListedEntry<'a> {
     /// The name.
-    pub name: Name,
+    pub name: &'a [u8],
     /// The inode.
     pub ino: Ino,
     /// The type.
     pub kind: Kind,
     /// Where the listing goes on after it.
     pub next: u64,
+    /// Where it is in the layer, if it is the layer's.
+    below: Option<(&'a Directory, usize)>,
+}
+
+impl ListedEntry<'_> {
+    /// The name, to be kept.
+    pub fn to_name(&self) -> Name {
+        Name::new(self.name).expect("names of layers and of changes are checked")
+    }
 }
 
 /// Positions from here on are names that the session made; below are those of the layer, by their
@@ -118,6 +127,63 @@ impl Upper {
         }
     }
 
+    /// The attributes of the inode that `name` in `directory` is; `None` if there is no such entry.
+    /// One step for a look-up, which is the request that there are most of.
+    ///
+    /// # Errors
+    /// As reading an object.
+    pub fn look_up(
+        &self,
+        state: &State,
+        directory: Ino,
+        name: &[u8],
+    ) -> Result<Option<Attributes>> {
+        match state.slot(directory, name) {
+            Some(Slot::Whiteout) => Ok(None),
+            Some(Slot::Entry(entry)) => self.attributes(state, entry.ino),
+            None => {
+                let Some(below) = self.lower().directory(directory)? else {
+                    return Ok(None);
+                };
+                let Some(index) = below.find(name) else {
+                    return Ok(None);
+                };
+                self.attributes_below(state, &below, index)
+            }
+        }
+    }
+
+    /// The attributes of an entry that is being listed; `None` if the session sees no such inode.
+    ///
+    /// # Errors
+    /// As reading an object.
+    pub fn attributes_of(
+        &self,
+        state: &State,
+        listed: &ListedEntry<'_>,
+    ) -> Result<Option<Attributes>> {
+        match listed.below {
+            Some((below, index)) => self.attributes_below(state, below, index),
+            None => self.attributes(state, listed.ino),
+        }
+    }
+
+    /// The attributes of an entry of one of the layer's directories, whose inode the session may
+    /// have changed.
+    fn attributes_below(
+        &self,
+        state: &State,
+        below: &Directory,
+        index: usize,
+    ) -> Result<Option<Attributes>> {
+        let (ino, _) = below.identity(index);
+        if state.inode(ino).is_some() {
+            return self.attributes(state, ino);
+        }
+        let node = self.lower().resolve(below.entry(index))?;
+        Ok(Some(node_attributes(&node)))
+    }
+
     /// Whether the layer has an entry `name` in `directory`, seen or not.
     ///
     /// # Errors
@@ -140,7 +206,7 @@ impl Upper {
         state: &State,
         directory: Ino,
         from: u64,
-        mut wanted: impl FnMut(ListedEntry) -> bool,
+        mut wanted: impl FnMut(ListedEntry<'_>) -> bool,
     ) -> Result<()> {
         let changes = state.changes(directory);
         let below = self.lower().directory(directory)?;
@@ -149,18 +215,18 @@ impl Upper {
         {
             for index in from as usize..below.len() {
                 let name = below.name(index);
-                let (ino, kind) = match changes.and_then(|changes| changes.slots.get(name)) {
+                let changed = changes.and_then(|changes| changes.slots.get(name));
+                let (ino, kind) = match changed {
                     Some(Slot::Whiteout) => continue,
                     Some(Slot::Entry(entry)) => (entry.ino, entry.kind),
                     None => below.identity(index),
                 };
-                let name =
-                    Name::new(name).expect("directory objects are checked when they are read");
                 if !wanted(ListedEntry {
                     name,
                     ino,
                     kind,
                     next: index as u64 + 1,
+                    below: changed.is_none().then_some((below, index)),
                 }) {
                     return Ok(());
                 }
@@ -178,10 +244,11 @@ impl Upper {
             }
             if let Some(Slot::Entry(entry)) = changes.slots.get(name) {
                 let listed = ListedEntry {
-                    name: name.clone(),
+                    name: name.as_bytes(),
                     ino: entry.ino,
                     kind: entry.kind,
                     next: LAST - cookie,
+                    below: None,
                 };
                 if !wanted(listed) {
                     return Ok(());
