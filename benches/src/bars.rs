@@ -11,11 +11,13 @@ pub const MEAN: f64 = 1.2;
 pub fn bar(result: &str, peer: Peer) -> Option<f64> {
     let session = match peer {
         Peer::Off | Peer::Session | Peer::SessionUring => true,
-        Peer::Files | Peer::FilesUring => false,
+        Peer::Files | Peer::FilesUring | Peer::FilesWalked => false,
         _ => return None,
     };
     Some(match result {
-        "git-status/warm" | "find/warm" | "git-status/cold" => 1.0,
+        "git-status/warm" | "find/warm" => 1.0,
+        "git-status/cold" if peer == Peer::FilesWalked => 1.0,
+        "git-status/cold" => 2.2,
         "rg/warm" | "tar/warm" | "read-all/warm" | "open-close/warm" => {
             if session {
                 1.0
@@ -49,5 +51,7 @@ mod tests {
         assert_eq!(bar("rg/warm", Peer::Session), Some(1.0));
         assert_eq!(bar("rg/warm", Peer::Files), Some(2.0));
         assert_eq!(bar("rg/warm", Peer::Exact), None);
+        let cold = |peer| bar("git-status/cold", peer);
+        assert!(cold(Peer::FilesWalked) < cold(Peer::FilesUring));
     }
 }

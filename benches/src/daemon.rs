@@ -42,6 +42,8 @@ pub enum Order {
         mode: String,
         /// The transport.
         transport: String,
+        /// Whether to walk through it first.
+        walk: bool,
         /// Where to mount.
         at: PathBuf,
     },
@@ -281,8 +283,15 @@ impl House {
                 base,
                 mode,
                 transport,
+                walk,
                 at,
-            } => self.open(&base, mode.parse()?, transport.parse()?, at),
+            } => {
+                let opened = self.open(&base, mode.parse()?, transport.parse()?, at.clone())?;
+                if walk {
+                    self.walk(&at)?;
+                }
+                Ok(opened)
+            }
             Order::Close { at } => self.close(&at),
             Order::Publish { at } => self.publish(&at),
             Order::Layers { base, count } => self.layers(&base, count),
@@ -362,6 +371,12 @@ impl House {
         };
         self.sessions.insert(at, session);
         Ok(steps.answer)
+    }
+
+    fn walk(&self, at: &Path) -> Result<()> {
+        let mount = fs::File::open(at)?;
+        self.session(at)?.view.walk(mount.into())?.join();
+        Ok(())
     }
 
     fn close(&mut self, at: &Path) -> Result<Answer> {

@@ -43,11 +43,13 @@ pub enum Peer {
     SessionUring,
     /// As `files`, over io_uring.
     FilesUring,
+    /// The same, after a walk in the background has told the kernel what is there.
+    FilesWalked,
 }
 
 impl Peer {
     /// All of them, in the order of tables.
-    pub const ALL: [Peer; 10] = [
+    pub const ALL: [Peer; 11] = [
         Peer::Plain,
         Peer::Overlay,
         Peer::Volatile,
@@ -58,6 +60,7 @@ impl Peer {
         Peer::Exact,
         Peer::SessionUring,
         Peer::FilesUring,
+        Peer::FilesWalked,
     ];
 
     /// The word for it.
@@ -73,6 +76,7 @@ impl Peer {
             Peer::Exact => "exact",
             Peer::SessionUring => "session-uring",
             Peer::FilesUring => "files-uring",
+            Peer::FilesWalked => "files-walked",
         }
     }
 
@@ -84,7 +88,7 @@ impl Peer {
             Peer::Files => (TraceMode::Files, Transport::Fuse),
             Peer::Exact => (TraceMode::Exact, Transport::Fuse),
             Peer::SessionUring => (TraceMode::Session, Transport::Uring),
-            Peer::FilesUring => (TraceMode::Files, Transport::Uring),
+            Peer::FilesUring | Peer::FilesWalked => (TraceMode::Files, Transport::Uring),
             Peer::Plain | Peer::Overlay | Peer::Volatile | Peer::FuseOverlayfs => return None,
         })
     }
@@ -281,12 +285,14 @@ impl Ground {
             | Peer::Files
             | Peer::Exact
             | Peer::SessionUring
-            | Peer::FilesUring => {
+            | Peer::FilesUring
+            | Peer::FilesWalked => {
                 let (mode, transport) = peer.view().ok_or("it is no view")?;
                 self.daemon.order(&Order::Open {
                     base: base.to_path_buf(),
                     mode: mode.to_string(),
                     transport: transport.to_string(),
+                    walk: peer == Peer::FilesWalked,
                     at: place.root.clone(),
                 })?;
                 place.servers.push(self.daemon.pid());

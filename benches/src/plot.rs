@@ -26,6 +26,7 @@ fn colour(peer: Peer) -> &'static str {
         Peer::Exact => "#681da8",
         Peer::SessionUring => "#5bb974",
         Peer::FilesUring => "#137333",
+        Peer::FilesWalked => "#0d652d",
     }
 }
 

@@ -37,6 +37,7 @@ mod tree;
 mod trees;
 mod uring;
 mod view;
+mod walk;
 
 pub use abort::{FilesystemNumber, abort, number_of};
 pub use error::{Error, Result};
@@ -55,3 +56,4 @@ pub use tree::{
     Caller, NewMode, NewNode, RenameMode, SetAttributes, SetTime, Space, Tree, XattrMode,
 };
 pub use view::{Owner, SlowPool, View, ViewOptions};
+pub use walk::Walk;

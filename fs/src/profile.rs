@@ -44,18 +44,20 @@ impl TraceMode {
             TraceMode::Session => {
                 "session: every change with its process, and the first look-up, listing and read of each path in the \
                  session; what the kernel answers from its caches afterwards is not seen, so a later reader of the \
-                 same path is not named."
+                 same path is not named. In a session with a background walk, look-ups of what is there are not \
+                 seen."
             }
             TraceMode::Files => {
                 "files: every open for reading, writing and execution and every change, with its command and \
                  process; reads are counted when they reach the daemon, so repeated reads from the page cache and \
                  loads through a mapping after the first are part of their open; repeated look-ups and listings of \
-                 the same path are not seen."
+                 the same path are not seen, nor, in a session with a background walk, look-ups of what is there."
             }
             TraceMode::Exact => {
                 "exact: every open, listing, read and write call and every change, with its command and process, \
                  reads and writes with offset and length; loads through a mapping and what is sent within the \
-                 kernel (sendfile, splice) are seen page by page at first touch; repeated look-ups are not seen."
+                 kernel (sendfile, splice) are seen page by page at first touch; repeated look-ups are not seen, nor, \
+                 in a session with a background walk, look-ups of what is there."
             }
         }
     }

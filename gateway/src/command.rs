@@ -78,6 +78,7 @@ impl Gateway {
                     network_profile: None,
                     from: None,
                     trace_mode: None,
+                    background_walk: None,
                     ttl_s: None,
                     quota_bytes: None,
                     env: BTreeMap::new(),

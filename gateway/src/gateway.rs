@@ -84,6 +84,8 @@ pub(crate) struct Session {
     pub(crate) unmounted: Mutex<Option<FilesystemNumber>>,
     /// The view's mount, to flush it; taken when the session ends, or it would live on.
     pub(crate) mount: Mutex<Option<std::os::fd::OwnedFd>>,
+    /// The walk through the view, if there is one.
+    pub(crate) walk: Mutex<Option<sandstack_fs::Walk>>,
     /// Which mount namespace is which command.
     pub(crate) namespaces: Arc<Commands>,
     /// Running commands.

@@ -54,6 +54,8 @@ pub(crate) struct SessionRow {
     pub(crate) state_reason: Option<String>,
     pub(crate) network_profile: NetworkProfile,
     pub(crate) trace_mode: TraceMode,
+    #[serde(default)]
+    pub(crate) background_walk: bool,
     pub(crate) quota_bytes: Option<u64>,
     pub(crate) ttl_s: Option<u64>,
     pub(crate) env: BTreeMap<String, Blob>,

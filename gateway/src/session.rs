@@ -102,6 +102,9 @@ impl Gateway {
             trace_mode: request
                 .trace_mode
                 .unwrap_or(sandbox.row.lock().record.trace_mode),
+            background_walk: request
+                .background_walk
+                .unwrap_or(self.config.settings.views.background_walk),
             quota_bytes: request.quota_bytes,
             ttl_s: request.ttl_s,
             env: request.env,
@@ -213,6 +216,7 @@ impl Gateway {
                 view: Mutex::new(None),
                 unmounted: Mutex::new(None),
                 mount: Mutex::new(None),
+                walk: Mutex::new(None),
                 namespaces: Arc::default(),
                 running: Mutex::default(),
                 gate: tokio::sync::RwLock::new(Gate::Open),
@@ -240,6 +244,8 @@ impl Gateway {
                     }
                 }
                 gateway.end_attachments(&ended)?;
+                // It uses the mount.
+                ended.walk.lock().take();
                 // The last reference to the mount, or the view would live on.
                 if let Some(mount) = ended.mount.lock().take() {
                     if let Err(error) = flush(mount.as_fd(), VIEW_PATIENCE) {
@@ -452,6 +458,7 @@ impl Gateway {
                 running_commands,
                 network_profile: row.network_profile,
                 trace_mode: row.trace_mode,
+                background_walk: row.background_walk,
                 quota_bytes: row.quota_bytes,
                 workspace_root: session.sandbox.workspace_root().into(),
                 attachments: row.attachments.clone(),

@@ -82,6 +82,7 @@ impl Gateway {
             }
             let view = session.view.lock().clone();
             session.row.lock().resumable = view.is_some_and(|view| is_resumable(&view));
+            begin_walk(&session)?;
             gateway.attach_again(&session)
         })
         .await
@@ -181,6 +182,24 @@ impl Gateway {
             ..ViewOptions::default()
         }
     }
+}
+
+/// Has the kernel learn what is in the view, if the session wants that.
+fn begin_walk(session: &Session) -> Result<()> {
+    if !session.row.lock().background_walk {
+        return Ok(());
+    }
+    let (view, mount) = (session.view.lock().clone(), session.mount.lock());
+    if let (Some(view), Some(mount)) = (view, &*mount) {
+        let mount = mount
+            .try_clone()
+            .map_err(io_failure("duplicating a descriptor"))?;
+        let walk = view
+            .walk(mount)
+            .map_err(io_failure("walking through a view"))?;
+        *session.walk.lock() = Some(walk);
+    }
+    Ok(())
 }
 
 fn is_resumable(view: &View) -> bool {

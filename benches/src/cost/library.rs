@@ -22,6 +22,7 @@ pub(super) fn open(base: &Path, at: &Path) -> Result<Order> {
         base: base.to_path_buf(),
         mode: "files".to_owned(),
         transport: "fuse".to_owned(),
+        walk: false,
         at: at.to_path_buf(),
     })
 }

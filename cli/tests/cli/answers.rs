@@ -313,7 +313,7 @@ fn session() -> Value {
         "workspace_session_id": "ws-8fq2m1", "sandbox_id": "sb-k3v9t2", "name": "fix-login",
         "state": "active", "automatic": false, "base": "L000020", "layers_behind_head": 4,
         "changed_paths": 1234, "bytes": 5_678_901, "running_commands": ["cmd-x7d0aa", "cmd-2"],
-        "network_profile": "isolated", "trace_mode": "files", "quota_bytes": 10_485_760,
+        "network_profile": "isolated", "trace_mode": "files", "background_walk": true, "quota_bytes": 10_485_760,
         "workspace_root": "/home/me/project", "created_at_unix_ms": NOW - 7_200_000
     })
 }
@@ -323,7 +323,7 @@ fn automatic_session() -> Value {
         "workspace_session_id": "ws-2", "sandbox_id": "sb-k3v9t2", "state": "finalize_failed",
         "state_reason": "a mount is busy", "automatic": true, "base": "L000024",
         "layers_behind_head": 0, "changed_paths": 0, "bytes": 0, "running_commands": [],
-        "network_profile": "shared", "trace_mode": "off", "workspace_root": "/home/me/project",
+        "network_profile": "shared", "trace_mode": "off", "background_walk": false, "workspace_root": "/home/me/project",
         "created_at_unix_ms": NOW
     })
 }

@@ -142,3 +142,44 @@ fn events_tell_a_session_from_its_beginning_to_its_end() {
     let left: &Value = &of["commands"];
     assert_eq!(left[0]["status"], "exited", "{snapshot:#}");
 }
+
+/// What the walk has told the kernel is found without a message, so who looks it up is not on record;
+/// who lists, and who looks for what is not there, is.
+#[test]
+fn a_background_walk_hides_lookups_and_nothing_else() {
+    let rig = Rig::start();
+    let names: Vec<String> = (0..500).map(|n| format!("in/{n}")).collect();
+    let files: Vec<(&str, &[u8])> = names.iter().map(|name| (&**name, &b"x"[..])).collect();
+    let sandbox = rig.sandbox(&rig.project("project", &files));
+    let request = json!({ "sandbox_id": sandbox, "background_walk": true });
+    let made = rig.call("create_workspace_session", request).ok();
+    let session = made["workspace_session_id"].as_str().unwrap();
+    assert_eq!(made["background_walk"], true, "{made:#}");
+    let rows = |path: &str, kind: &str| {
+        let request = json!({ "sandbox_id": sandbox, "path": path, "kinds": [kind] });
+        let found = rig.call("file_activity", request).ok();
+        let statement = found["exactness"][0]["statement"].as_str();
+        assert!(statement.is_none_or(|said| said.contains("background walk")));
+        found["rows"].as_array().unwrap().clone()
+    };
+    // A file for each try, until the walk is done.
+    let hidden = names.iter().find(|name| {
+        rig.sh(&sandbox, session, &format!("test -e {name}"));
+        rows(name, "lookup").is_empty()
+    });
+    assert!(hidden.is_some(), "500 commands were faster than the walk");
+    let reply = rig.run(
+        &sandbox,
+        session,
+        "ls in > /dev/null; test ! -e in/none; cat in/7",
+    );
+    assert_eq!(reply["exit_code"], 0, "{reply:#}");
+    for (path, kind) in [("in", "list"), ("in/none", "missing"), ("in/7", "open")] {
+        let found = rows(path, kind);
+        assert_eq!(found.len(), 1, "{kind} of {path}: {found:#?}");
+        assert_eq!(
+            found[0]["command_session_id"], reply["command_session_id"],
+            "{kind} of {path}"
+        );
+    }
+}

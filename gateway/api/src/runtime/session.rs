@@ -30,6 +30,11 @@ pub struct CreateWorkspaceSession {
     /// What is recorded of file accesses; default the sandbox's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_mode: Option<TraceMode>,
+    /// Whether its view is walked through in the background, so that the first look at everything (`git
+    /// status`, say) is nearly as fast as the second. Look-ups of what is there are not recorded then.
+    /// Default as the gateway's configuration has it, which is no unless it says otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub background_walk: Option<bool>,
     /// Seconds without a running command or a call after which the session ends if it has no unpublished
     /// changes, 1 to 31,536,000; a session with changes is kept. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,6 +146,8 @@ pub struct SessionRecord {
     pub network_profile: NetworkProfile,
     /// What is recorded of file accesses.
     pub trace_mode: TraceMode,
+    /// Whether its view is walked through in the background: look-ups of what is there are not recorded.
+    pub background_walk: bool,
     /// Most bytes of unpublished content; absent means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
