@@ -118,7 +118,10 @@ impl Gateway {
             stored_bytes: usage.stored_bytes,
             shared_bytes: usage.shared_bytes,
             garbage_bytes: usage.garbage_bytes,
-            logical_bytes: usage.stacks.iter().map(|stack| stack.logical_bytes).sum(),
+            logical_bytes: usage
+                .stacks
+                .iter()
+                .fold(0, |sum, stack| stack.logical_bytes.saturating_add(sum)),
             sandboxes: rows,
             sandbox_count,
             sessions,

@@ -14,7 +14,7 @@ pub struct Content {
     pub size: u64,
     /// Bytes that are stored, holes not included.
     pub stored: u64,
-    /// blake3 of all `size` bytes, holes as zeros. It names the content, however it lies.
+    /// The digest of all `size` bytes, holes as zeros. It names the content, however it lies.
     pub digest: Digest,
     /// How the bytes lie.
     pub layout: Layout,
@@ -133,31 +133,18 @@ impl Content {
     }
 }
 
-/// The digest of a file of `size` bytes made of `segments`, with zeros between them, and its groups. `read` fills a
-/// buffer from a source. `None` if `stopped` said so: zeros are not stored, but they take time.
+/// The digest of a file of `size` bytes made of `segments`, with zeros between them, and its groups.
+/// `read` fills a buffer from a source. `None` if `stopped` said so.
 pub(crate) fn hash_segments<S: Copy>(
     size: u64,
-    segments: &[(u64, u64, S)],
+    segments: impl IntoIterator<Item = (u64, u64, S)>,
     stopped: &dyn Fn() -> bool,
     mut read: impl FnMut(S, u64, &mut [u8]) -> Result<()>,
 ) -> Result<Option<(Digest, Groups)>> {
-    let mut hasher = GroupHasher::new();
+    let mut hasher = GroupHasher::new(size);
     let mut buffer = vec![0; HASH_BYTES.min(size as usize)];
-    let ends = segments.iter().map(|&(offset, length, _)| offset + length);
-    let holes = std::iter::once(0).chain(ends);
-    let parts = segments
-        .iter()
-        .map(|&(offset, length, source)| (offset, length, Some(source)))
-        .chain([(size, 0, None)]);
-    for (hole, (offset, length, source)) in holes.zip(parts) {
-        static ZEROS: [u8; HASH_BYTES] = [0; HASH_BYTES];
-        for at in (hole..offset).step_by(HASH_BYTES) {
-            if stopped() {
-                return Ok(None);
-            }
-            hasher.update(&ZEROS[..(HASH_BYTES as u64).min(offset - at) as usize]);
-        }
-        let Some(source) = source else { continue };
+    for (offset, length, source) in segments {
+        hasher.zeros_to(offset);
         for done in (0..length).step_by(HASH_BYTES) {
             if stopped() {
                 return Ok(None);

@@ -1,11 +1,19 @@
-//! The one digest type: blake3, 32 bytes.
+//! The one digest type: 32 bytes by blake3.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The blake3 hash that names an object or a file's content.
+use crate::groups::{GroupHasher, PLAIN_MAX};
+
+/// The hash that names an object or a file's content.
+///
+/// Of up to 4 GiB it is their blake3. Of more it is blake3's key derivation, with a context that says
+/// so, of a list: the number of bytes, and for each group of 256 KiB that has a byte other than zero
+/// its number and its blake3. Numbers have 64 bits, little-endian, and the first group has number 0.
+/// So a digest tells bytes and not how they lie, and that of a sparse file of a tebibyte takes no
+/// longer than its data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Digest([u8; 32]);
 
@@ -17,7 +25,12 @@ pub struct InvalidDigest(pub String);
 impl Digest {
     /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
-        blake3::hash(bytes).into()
+        if bytes.len() as u64 <= PLAIN_MAX {
+            return blake3::hash(bytes).into();
+        }
+        let mut hasher = GroupHasher::new(bytes.len() as u64);
+        hasher.update(bytes);
+        hasher.finish().0
     }
 
     /// Wraps the 32 bytes of a digest.

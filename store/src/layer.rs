@@ -132,7 +132,7 @@ pub struct LayerRecord {
     pub changed_paths: u64,
     /// Bytes of content that it added to the store.
     pub added_bytes: u64,
-    /// Logical bytes of all regular files.
+    /// Logical bytes of all regular files; of 2^64 and more, which three files can have, what is over.
     pub logical_bytes: u64,
 }
 

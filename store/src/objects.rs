@@ -533,7 +533,7 @@ impl ObjectBatch<'_> {
         let reflinked = offset == 0
             && source.metadata()?.len() == length
             && rustix::fs::ioctl_ficlone(temporary.file.as_fd(), source.as_fd()).is_ok();
-        let mut hasher = GroupHasher::new();
+        let mut hasher = GroupHasher::new(length);
         let mut buffer = vec![0; COPY_BYTES];
         let mut done = 0;
         while done < length {

@@ -9,10 +9,11 @@ use std::collections::{BTreeSet, HashMap};
 use rustc_hash::FxHashSet;
 
 use crate::collect::Marks;
-use crate::content::{Content, Layout};
+use crate::content::{Content, Layout, Source, hash_segments};
 use crate::digest::Digest;
 use crate::directory::DirectoryEntry;
 use crate::error::{Error, Result};
+use crate::groups::GroupHasher;
 use crate::layer::{LayerId, LayerRecord};
 use crate::lease::Lease;
 use crate::lower::{Lower, ROOT_INO};
@@ -293,7 +294,7 @@ impl Verifier<'_> {
                 self.problem(format!("{layer}, {path}: {error}"));
             }
             if let Body::File(content) = &node.body {
-                bytes += content.size;
+                bytes = content.size.wrapping_add(bytes);
                 if let Err(detail) = self.content(content) {
                     self.problem(format!("{layer}, {path}: {detail}"));
                 }
@@ -372,15 +373,16 @@ impl Verifier<'_> {
                 Ok(())
             }
             Layout::Segments(_) => {
-                let mut hasher = blake3::Hasher::new();
-                let mut buffer = vec![0; HASH_BYTES];
-                let mut at = 0;
-                while at < content.size {
-                    let count = content.read_at(objects, at, &mut buffer).map_err(show)?;
-                    hasher.update(&buffer[..count]);
-                    at += count as u64;
-                }
-                let digest = Digest::from(hasher.finalize());
+                let segments = content.segments(objects).map_err(show)?;
+                let sources = segments
+                    .iter()
+                    .map(|segment| (segment.offset, segment.length, segment.source));
+                let read = |source: Source, at, buffer: &mut [u8]| {
+                    objects.read_at(&source.blob, source.offset + at, buffer)
+                };
+                let (digest, _) = hash_segments(content.size, sources, &|| false, read)
+                    .map_err(show)?
+                    .expect("it is not stopped");
                 if digest != content.digest {
                     return Err(format!(
                         "its pieces make content {digest}, and it is named {}",
@@ -452,7 +454,7 @@ fn check_object(
     let objects = store.objects();
     let show = |error: Error| error.to_string();
     objects.check_place(digest, place).map_err(show)?;
-    let mut hasher = blake3::Hasher::new();
+    let mut hasher = GroupHasher::new(place.length());
     let mut at = 0;
     while at < place.length() {
         let count = (buffer.len() as u64).min(place.length() - at) as usize;
@@ -461,7 +463,7 @@ fn check_object(
         hasher.update(part);
         at += count as u64;
     }
-    let found = Digest::from(hasher.finalize());
+    let (found, _) = hasher.finish();
     if found != *digest {
         return Err(format!("its bytes are those of {found}"));
     }

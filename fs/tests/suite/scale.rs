@@ -196,9 +196,10 @@ fn names_of_the_base_are_as_long_as_may_be() {
     }
 }
 
-/// With a few bytes in them here and there: one that is made, and one of the base that is made longer.
+/// With a few bytes in them here and there: one that is made, and two of the base, of which the
+/// smaller is made longer. They are published, and are the same in the next session.
 ///
-/// > A file may have a tebibyte, of which its holes take no room; an import or publish hashes them as the zeros that they read as, which takes time.
+/// > A file may have a tebibyte, of which its holes take no room; an import or publish takes as long as its data.
 #[test]
 fn sparse_files_have_a_tebibyte() {
     let _watchdog = Watchdog::start("sparse_files_have_a_tebibyte", LIMIT);
@@ -216,10 +217,13 @@ fn sparse_files_have_a_tebibyte() {
             file.write_all_at(b"abc", place).unwrap();
         }
     };
-    let mut disk = disk("files", |base| sparse(base.join("lower"), 2 << 30));
+    let mut disk = disk("files", |base| {
+        sparse(base.join("lower"), 2 << 30);
+        sparse(base.join("large"), TIB);
+    });
     sparse(disk.path("upper"), TIB);
     for round in 0..2 {
-        for (name, size) in [("lower", 2 << 30), ("upper", TIB)] {
+        for (name, size) in [("lower", 2 << 30), ("large", TIB), ("upper", TIB)] {
             let file = syscalls::open(&disk.path(name), OFlags::RDWR).unwrap();
             let found = file.metadata().unwrap();
             assert_eq!(found.size(), size);
@@ -258,6 +262,22 @@ fn sparse_files_have_a_tebibyte() {
             }
         }
         disk.remount();
+    }
+    // A second session keeps the stack while the first is published.
+    disk.switch("two", &["--beside", "one"]);
+    disk.stop();
+    disk.command(&["publish", "--session", "one"]);
+    disk.switch("three", &["--beside", "two"]);
+    for name in ["lower", "large", "upper"] {
+        let file = syscalls::open(&disk.path(name), OFlags::RDONLY).unwrap();
+        let found = file.metadata().unwrap();
+        assert_eq!(found.size(), TIB);
+        assert!(found.blocks() * 512 < 1 << 20, "{name}");
+        let mut bytes = [1; 3];
+        file.read_exact_at(&mut bytes, TIB - 3).unwrap();
+        assert_eq!(&bytes, b"end");
+        file.read_exact_at(&mut bytes, TIB / 3).unwrap();
+        assert_eq!(bytes, [0; 3]);
     }
 }
 

@@ -186,6 +186,9 @@ impl<'a> FileReader<'a> {
         let mut stored = 0;
         let stopped = || self.walk.is_stopped();
         for &(offset, length) in runs {
+            if stopped() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             match self.objects.put_file(file, offset, length, &stopped)? {
                 Ok(copied) => {
                     segments.push(Segment {
@@ -201,13 +204,11 @@ impl<'a> FileReader<'a> {
                 Err(error) => return Ok(Err(error)),
             }
         }
-        let sources: Vec<_> = segments
+        let sources = segments
             .iter()
-            .map(|run| (run.offset, run.length, run.source.blob))
-            .collect();
-        let digest = match content::hash_segments(size, &sources, &stopped, |blob, at, buffer| {
-            self.objects.read_at(&blob, at, buffer)
-        }) {
+            .map(|run| (run.offset, run.length, run.source.blob));
+        let read = |blob, at, buffer: &mut [u8]| self.objects.read_at(&blob, at, buffer);
+        let digest = match content::hash_segments(size, sources, &stopped, read) {
             Ok(Some((digest, groups))) => {
                 self.objects.objects().groups().keep(digest, size, groups);
                 digest

@@ -335,7 +335,7 @@ impl Stack {
             added_bytes: 0,
             logical_bytes: head
                 .logical_bytes
-                .saturating_add_signed(resolution.bytes_delta),
+                .wrapping_add_signed(resolution.bytes_delta),
         }
     }
 }

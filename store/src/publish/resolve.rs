@@ -41,7 +41,7 @@ pub(super) struct Resolution {
     pub(super) skipped: Vec<Skipped>,
     pub(super) saved_refs: Vec<SavedRef>,
     pub(super) ignored_paths: u64,
-    /// How the bytes of all files change against the head.
+    /// How the bytes of all files change against the head, modulo 2^64.
     pub(super) bytes_delta: i64,
     pub(super) origins: Origins,
 }
@@ -645,7 +645,8 @@ impl Pass<'_> {
             };
             if let Some(kind) = difference(head.as_ref(), node) {
                 out.kinds.push((path.clone(), kind));
-                out.bytes_delta += bytes(node) - bytes(head.as_ref());
+                let delta = bytes(node).wrapping_sub(bytes(head.as_ref()));
+                out.bytes_delta = out.bytes_delta.wrapping_add(delta);
             }
         }
         if out.kinds.is_empty() {

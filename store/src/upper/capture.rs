@@ -15,7 +15,6 @@ use super::{Attrs, Upper};
 use crate::content::{self, Content, Layout, Segment, Source};
 use crate::digest::Digest;
 use crate::error::Result;
-use crate::groups::{GROUP_BYTES, GroupHasher, Groups};
 use crate::lower::{ROOT_INO, encode_xattrs};
 use crate::name::{Name, RelPath};
 use crate::node::{Body, Ino, Kind, Node, NodeMeta};
@@ -265,75 +264,11 @@ impl Capture<'_> {
                 layout: Layout::Whole,
             });
         }
-        let digest = self.hash(size, runs, base)?;
+        let digest = self.upper.hash(size, runs, base)?;
         if let Some(base) = base.filter(|base| base.digest == digest) {
             return Ok(*base);
         }
         self.store_runs(size, digest, runs)
-    }
-
-    /// The digest of a large file. Of one that lies like the base's, but for some blocks, only the
-    /// groups in which those are are hashed.
-    fn hash(&self, size: u64, runs: &[Run], base: Option<&Content>) -> Result<Digest> {
-        let known = self.upper.lower().objects().groups();
-        let groups = match base.and_then(|base| Some((base, known.get(&base.digest)?))) {
-            Some((base, groups)) if size > GROUP_BYTES => {
-                self.hash_changed(size, runs, base, &groups)?
-            }
-            _ => {
-                let places: Vec<_> = runs
-                    .iter()
-                    .map(|run| (run.offset, run.length, run.place))
-                    .collect();
-                let read = |place: Place, at, buffer: &mut [u8]| {
-                    self.upper.read_place(place.advance(at), buffer)
-                };
-                content::hash_segments(size, &places, &never, read)?.expect("it never stops")
-            }
-        };
-        let (digest, groups) = groups;
-        known.keep(digest, size, groups);
-        Ok(digest)
-    }
-
-    fn hash_changed(
-        &self,
-        size: u64,
-        runs: &[Run],
-        base: &Content,
-        groups: &Groups,
-    ) -> Result<(Digest, Groups)> {
-        let before: Vec<Run> = base
-            .segments(self.upper.lower().objects())?
-            .into_iter()
-            .map(|segment| Run {
-                offset: segment.offset,
-                length: segment.length,
-                place: Place::Blob(segment.source),
-            })
-            .collect();
-        let mut hasher = GroupHasher::new();
-        let mut buffer = vec![0; GROUP_BYTES as usize];
-        for number in 0..size.div_ceil(GROUP_BYTES) {
-            let start = number * GROUP_BYTES;
-            let end = size.min(start + GROUP_BYTES);
-            let now = within(runs, start, end);
-            let same =
-                end == base.size.min(start + GROUP_BYTES) && now == within(&before, start, end);
-            if let Some(value) = groups.get(number as usize).filter(|_| same) {
-                hasher.update_known(*value);
-                continue;
-            }
-            let part = &mut buffer[..(end - start) as usize];
-            part.fill(0);
-            for run in now {
-                let at = (run.offset - start) as usize;
-                self.upper
-                    .read_place(run.place, &mut part[at..at + run.length as usize])?;
-            }
-            hasher.update(part);
-        }
-        Ok(hasher.finish())
     }
 
     fn store_runs(&self, size: u64, digest: Digest, runs: &[Run]) -> Result<Content> {
@@ -416,28 +351,6 @@ impl Capture<'_> {
 /// A capture does not stop half-way.
 fn never() -> bool {
     false
-}
-
-/// The parts of runs, which are in order, that lie in `start..end`.
-fn within(runs: &[Run], start: u64, end: u64) -> Vec<Run> {
-    let first = runs.partition_point(|run| run.end() <= start);
-    let mut parts: Vec<Run> = Vec::new();
-    for run in runs[first..].iter().take_while(|run| run.offset < end) {
-        let from = run.offset.max(start);
-        let part = Run {
-            offset: from,
-            length: run.end().min(end) - from,
-            place: run.place.advance(from - run.offset),
-        };
-        // A run that was cut and is whole again is one.
-        match parts.last_mut() {
-            Some(last) if last.end() == from && last.place.advance(last.length) == part.place => {
-                last.length += part.length;
-            }
-            _ => parts.push(part),
-        }
-    }
-    parts
 }
 
 fn stored(runs: &[Run]) -> u64 {

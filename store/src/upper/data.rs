@@ -512,7 +512,7 @@ pub(super) fn prepare(
     Ok(())
 }
 
-fn own(state: &State, ino: Ino) -> Result<(u64, &super::Extents)> {
+pub(super) fn own(state: &State, ino: Ino) -> Result<(u64, &super::Extents)> {
     match state.inode(ino).map(|inode| &inode.body) {
         Some(InodeBody::File(FileBody::Own { size, extents })) => Ok((*size, extents)),
         _ => Err(no_file(ino)),

@@ -29,6 +29,7 @@ mod reads;
 mod rebase;
 mod refresh;
 mod routes;
+mod sparse;
 mod squash;
 mod table;
 mod upper;

@@ -159,7 +159,7 @@ pub struct FileContent {
     pub size: u64,
     /// Whether the file goes on after this window.
     pub truncated: bool,
-    /// blake3 of the whole file, in hex.
+    /// blake3 of the whole file, in hex; above 4 GiB that of its groups.
     pub digest: String,
     /// Permission bits, all twelve.
     pub mode: u32,
@@ -174,7 +174,7 @@ pub struct FileWritten {
     pub created: bool,
     /// Size of the file in bytes.
     pub size: u64,
-    /// blake3 of the whole file, in hex.
+    /// blake3 of the whole file, in hex; above 4 GiB that of its groups.
     pub digest: String,
     /// Permission bits, all twelve.
     pub mode: u32,
@@ -194,7 +194,7 @@ pub struct FileEdited {
     pub diff: Blob,
     /// Size of the file in bytes.
     pub size: u64,
-    /// blake3 of the whole file, in hex.
+    /// blake3 of the whole file, in hex; above 4 GiB that of its groups.
     pub digest: String,
     /// The layer that holds it, when it was written without a session; absent also when nothing changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

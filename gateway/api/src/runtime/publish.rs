@@ -284,7 +284,7 @@ pub struct Version {
     pub gid: u32,
     /// Bytes; of a symlink, of its target.
     pub size: u64,
-    /// blake3 of the content of a file, in hex.
+    /// blake3 of the content of a file, in hex; above 4 GiB that of its groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
 }

@@ -44,7 +44,7 @@ pub struct FileStatus {
     /// Target of a symlink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Blob>,
-    /// blake3 of a file's content, in hex.
+    /// blake3 of a file's content, in hex; above 4 GiB that of its groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
 }
