@@ -1,7 +1,7 @@
 //! The exit code of a call that was answered.
 
 use sandstack_api::OperationName;
-use sandstack_api::management::{Refreshed, VerifiedStore};
+use sandstack_api::management::{DoctorReport, Refreshed, VerifiedStore};
 use sandstack_api::runtime::{
     CommandReply, CommandStatus, PublishOutcome, Published, RebaseOutcome, RebasedSession,
 };
@@ -22,7 +22,7 @@ const NO_CODE: u8 = 125;
 /// The exit code of `operation`, answered with `answer`.
 ///
 /// 0, unless a publish, rebase or refresh ended in conflicts: then 4, also for the publish that ends an
-/// automatic session; 1 if a check of the store found something wrong. With `passes_code` it is that of the command, and 4 only where the command's is 0.
+/// automatic session; 1 if a check of the store or of the host found something wrong. With `passes_code` it is that of the command, and 4 only where the command's is 0.
 pub(crate) fn exit_code(operation: OperationName, answer: &Value, passes_code: bool) -> u8 {
     if operation == OperationName::PublishWorkspaceSession {
         let conflict = Published::deserialize(answer).is_ok_and(|published| conflicts(&published));
@@ -41,6 +41,10 @@ pub(crate) fn exit_code(operation: OperationName, answer: &Value, passes_code: b
     if operation == OperationName::VerifyStore {
         let damaged = VerifiedStore::deserialize(answer).is_ok_and(|found| found.problem_count > 0);
         return if damaged { FAILURE } else { 0 };
+    }
+    if operation == OperationName::Doctor {
+        let healthy = DoctorReport::deserialize(answer).is_ok_and(|report| report.healthy);
+        return if healthy { 0 } else { FAILURE };
     }
     if !grammar::answers_a_command(operation) {
         return 0;

@@ -38,14 +38,32 @@ impl Group {
     }
 }
 
-/// Makes the groups of a sandbox with its limits; `None` if it has none to be held to.
-pub(crate) fn for_sandbox(id: &SandboxId, resources: &Resources) -> Result<Option<Group>> {
-    let limited = resources.cpus.is_some()
+/// Makes the groups of a sandbox with the limits that it was asked to have, and `processes` if it was not
+/// asked for a limit of these. `None` if groups cannot be made, and nothing was asked for.
+pub(crate) fn for_sandbox(
+    id: &SandboxId,
+    resources: &Resources,
+    processes: u64,
+) -> Result<Option<Group>> {
+    let asked = resources.cpus.is_some()
         || resources.memory_bytes.is_some()
         || resources.pids_max.is_some();
-    if !limited {
-        return Ok(None);
+    let resources = Resources {
+        pids_max: resources.pids_max.or(Some(processes)),
+        ..*resources
+    };
+    match make(id, &resources) {
+        Ok(group) => Ok(Some(group)),
+        Err(error) if asked => Err(error),
+        Err(error) => {
+            tracing::info!(sandbox = %id, %error, "a sandbox has no control group");
+            remove(id)?;
+            Ok(None)
+        }
     }
+}
+
+fn make(id: &SandboxId, resources: &Resources) -> Result<Group> {
     let mut group = Group { dirs: Vec::new() };
     let mut limit = |base: PathBuf, files: &[(&str, String)]| -> Result<()> {
         let dir = base.join(name(id));
@@ -93,20 +111,53 @@ pub(crate) fn for_sandbox(id: &SandboxId, resources: &Resources) -> Result<Optio
             )?;
         }
     }
-    Ok(Some(group))
+    Ok(group)
 }
 
-/// Removes the groups of a sandbox, which must be empty.
-pub(crate) fn remove(id: &SandboxId) -> Result<()> {
+/// Makes a group and removes it again: the version of control groups here.
+pub(crate) fn attempt() -> io::Result<u32> {
+    let (version, base) = match is_version_2() {
+        true => (2, ""),
+        false => (1, "pids"),
+    };
+    let dir = Path::new(ROOT)
+        .join(base)
+        .join(format!("sandstack-doctor-{}", std::process::id()));
+    fs::create_dir(&dir)?;
+    fs::remove_dir(&dir)?;
+    Ok(version)
+}
+
+/// Removes the groups of a sandbox: whether they are gone. What is still in one is killed; it ends a moment
+/// later.
+pub(crate) fn remove(id: &SandboxId) -> Result<bool> {
+    let mut gone = true;
     for base in BASES {
         let dir = Path::new(ROOT).join(base).join(name(id));
         match fs::remove_dir(&dir) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                kill_all(&dir);
+                gone = false;
+            }
             Err(error) => return Err(refused(&dir, &error)),
         }
     }
-    Ok(())
+    Ok(gone)
+}
+
+fn kill_all(dir: &Path) {
+    // Gone meanwhile: then there is nobody.
+    let members = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    for pid in members.lines().filter_map(|line| line.parse().ok()) {
+        let Some(pid) = rustix::process::Pid::from_raw(pid) else {
+            continue;
+        };
+        if let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
+            tracing::debug!(?pid, %error, "a process of a control group was not killed");
+        }
+    }
 }
 
 /// Files that are read of a group: each has one number, or a key and a number a line.

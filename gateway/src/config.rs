@@ -73,6 +73,10 @@ pub struct Limits {
     pub access_rows: u64,
     /// Files that a project may have. Default 4,000,000.
     pub base_files: u64,
+    /// Processes and threads of a sandbox that does not say (`resources.pids_max`). Where the gateway can
+    /// make control groups it is one limit of the whole sandbox, else one of each user of each session,
+    /// and then none of root. Default 8192.
+    pub sandbox_processes: u64,
 }
 
 impl Default for Limits {
@@ -87,6 +91,8 @@ impl Default for Limits {
             traces: 2000,
             access_rows: 20_000_000,
             base_files: 4_000_000,
+            // More than the widest builds have, and a quarter of what the kernel allows a small host.
+            sandbox_processes: 8192,
         }
     }
 }

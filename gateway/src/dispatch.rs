@@ -47,6 +47,7 @@ impl Gateway {
             Request::VerifyStore(_) => {
                 answer::<management::VerifyStore>(self.verify_store(context).await)
             }
+            Request::Doctor(_) => answer::<management::Doctor>(Ok(self.doctor().await)),
             Request::CreateWorkspaceSession(request) => answer::<runtime::CreateWorkspaceSession>(
                 self.create_workspace_session(context, request).await,
             ),

@@ -151,6 +151,15 @@ impl From<HolderError> for Failure {
             _ => ErrorCode::Internal,
         };
         let message = match &error {
+            HolderError::Refused(Refusal::Transcript { errno, .. }) if is_full(*errno) => {
+                "the disk that holds the state directory is full, and there is no room for the command's output; free \
+                 some space and try again"
+                    .to_owned()
+            }
+            HolderError::Refused(refusal) if code == ErrorCode::QuotaExceeded => format!(
+                "{refusal}: the sandbox has as many processes as it may have (`resources.pids_max`, or \
+                 `limits.sandbox_processes` in the configuration); end some of its commands"
+            ),
             HolderError::Refused(refusal) => refusal.to_string(),
             HolderError::Disconnected | HolderError::Path { .. } => {
                 "the sandbox's holder does not answer; inspect_sandbox shows its state".to_owned()
@@ -161,8 +170,20 @@ impl From<HolderError> for Failure {
     }
 }
 
+fn is_full(errno: i32) -> bool {
+    [libc::ENOSPC, libc::EDQUOT].contains(&errno)
+}
+
 fn refusal_code(refusal: &Refusal) -> ErrorCode {
     match refusal {
+        // A fork that a limit of processes forbids.
+        Refusal::SpawnStep { errno, .. } | Refusal::SetupStep { errno, .. }
+            if *errno == libc::EAGAIN =>
+        {
+            ErrorCode::QuotaExceeded
+        }
+        Refusal::ConnectRefused { .. } => ErrorCode::Unavailable,
+        Refusal::Transcript { errno, .. } if is_full(*errno) => ErrorCode::QuotaExceeded,
         Refusal::Busy { .. } | Refusal::TooMany { .. } => ErrorCode::Busy,
         Refusal::SessionUnknown { .. }
         | Refusal::CommandUnknown { .. }

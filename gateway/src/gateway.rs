@@ -20,7 +20,7 @@ use sandstack_fs::{Commands, FilesystemNumber, SlowPool, View};
 use sandstack_holder::Client;
 use sandstack_store::{LayerId, Lease, Stack, StackId, Store, Upper};
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::auth::{Principal, Tokens};
 use crate::clock::now_unix_ms;
@@ -28,6 +28,7 @@ use crate::config::Config;
 use crate::daemon::Load;
 use crate::event::{EventLog, Subject};
 use crate::failure::{Failure, Result};
+use crate::forward::MAX_FORWARDS;
 use crate::provider::{Docker, Local, Provider, Spec, Started};
 use crate::resources::Samples;
 use crate::rows::{CommandRow, Rows, SandboxRow, SessionRow};
@@ -44,6 +45,8 @@ pub(crate) struct Gateway {
     pub(crate) samples: Samples,
     pub(crate) load: Load,
     pub(crate) streams: Streams,
+    /// Connections into sessions that there may be yet.
+    pub(crate) forwards: Arc<Semaphore>,
     pub(crate) slow: Arc<SlowPool>,
     /// Held while a view is attached or detached, so that a place is not taken twice.
     pub(crate) attaching: Mutex<()>,
@@ -67,6 +70,8 @@ pub(crate) struct Sandbox {
     pub(crate) stack: OnceLock<Stack>,
     pub(crate) holder: Mutex<Option<Arc<Client>>>,
     pub(crate) sessions: RwLock<BTreeMap<SessionId, Arc<Session>>>,
+    /// Why its holder answers nobody at the moment: what it runs in was stopped for a while.
+    pub(crate) stands_still: Mutex<Option<String>>,
     /// Held while the sandbox is made, recovered or destroyed.
     pub(crate) lifecycle: tokio::sync::Mutex<()>,
 }
@@ -175,6 +180,7 @@ impl Gateway {
             samples: Samples::open(&store, limits.resource_samples)?,
             load: Load::new(limits.concurrent_requests.max(1)),
             streams: Streams::default(),
+            forwards: Arc::new(Semaphore::new(MAX_FORWARDS)),
             slow: SlowPool::new(),
             attaching: Mutex::new(()),
             local: Arc::new(Local::new(&config)),
@@ -224,14 +230,24 @@ impl Gateway {
 
     /// The session called `id`, if the caller may use it.
     pub(crate) fn session(&self, context: &Context, id: &SessionId) -> Result<Arc<Session>> {
+        let session = self.session_for(&context.principal, id)?;
+        context.trace.about(&session.sandbox.id);
+        Ok(session)
+    }
+
+    /// The session called `id`, if `principal` may use it.
+    pub(crate) fn session_for(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+    ) -> Result<Arc<Session>> {
         let sandboxes = self.sandboxes.read();
         let found = sandboxes
             .values()
             .find_map(|sandbox| sandbox.sessions.read().get(id).cloned());
         let session = found.ok_or_else(|| Failure::not_found("workspace session", id))?;
         drop(sandboxes);
-        context.principal.require_sandbox(&session.sandbox.id)?;
-        context.trace.about(&session.sandbox.id);
+        principal.require_sandbox(&session.sandbox.id)?;
         Ok(session)
     }
 
@@ -299,6 +315,7 @@ impl Gateway {
             stack,
             holder: Mutex::new(None),
             sessions: RwLock::default(),
+            stands_still: Mutex::new(None),
             lifecycle: tokio::sync::Mutex::new(()),
             id,
         }))
@@ -350,7 +367,19 @@ impl Sandbox {
         })
     }
 
+    /// Refuses what would wait for a holder that answers nobody.
+    pub(crate) fn check_moves(&self) -> Result<()> {
+        match &*self.stands_still.lock() {
+            Some(reason) => Err(Failure::conflict(format!(
+                "sandbox {} stands still: {reason}",
+                self.id
+            ))),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn holder(&self) -> Result<Arc<Client>> {
+        self.check_moves()?;
         self.holder.lock().clone().ok_or_else(|| {
             Failure::new(
                 ErrorCode::Unavailable,

@@ -18,13 +18,16 @@ mod cgroup;
 mod clock;
 mod command;
 pub mod config;
+mod containers;
 mod control;
 mod daemon;
 mod dispatch;
+mod doctor;
 mod event;
 mod export;
 mod failure;
 mod file;
+mod forward;
 mod gateway;
 mod history;
 mod layers;
@@ -80,6 +83,8 @@ pub async fn serve(
     let router = Server::new(Arc::clone(&gateway)).router();
     let sampling = Arc::clone(&gateway);
     let sampler = tokio::spawn(async move { sampling.sample().await });
+    let watching = Arc::clone(&gateway);
+    let watcher = tokio::spawn(async move { watching.watch_containers().await });
     let streaming = Arc::clone(&gateway);
     let stop = async move {
         stop.await;
@@ -89,6 +94,7 @@ pub async fn serve(
         .with_graceful_shutdown(stop)
         .await;
     sampler.abort();
+    watcher.abort();
     if let Err(error) = std::fs::remove_file(&socket) {
         tracing::debug!(%error, "the socket was not removed");
     }

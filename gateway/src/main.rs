@@ -266,10 +266,10 @@ fn configure(args: &Serve) -> Result<Config, String> {
         }
     };
     Ok(Config {
-        socket: args
-            .socket
-            .clone()
-            .unwrap_or_else(|| state_dir.join("gateway.sock")),
+        socket: match &args.socket {
+            Some(socket) => std::path::absolute(socket).map_err(|error| error.to_string())?,
+            None => state_dir.join("gateway.sock"),
+        },
         holder_program: std::path::absolute(&holder_program).map_err(|error| error.to_string())?,
         static_holder_program: args
             .static_holder

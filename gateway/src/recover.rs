@@ -7,9 +7,9 @@
 use std::fs;
 use std::sync::Arc;
 
-use sandstack_api::SandboxId;
 use sandstack_api::management::SandboxState;
 use sandstack_api::runtime::{CommandStatus, SessionState};
+use sandstack_api::{ErrorCode, SandboxId};
 use sandstack_holder::Client;
 use sandstack_holder::client::Notice;
 use sandstack_holder::protocol::{CommandState, Event};
@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::event::Subject;
 use crate::failure::{Failure, Result, io_failure};
 use crate::gateway::{Command, Gateway, Sandbox, Session};
-use crate::provider::{command_dir, socket};
+use crate::provider::{Standing, command_dir, socket};
 use crate::rows::SessionRow;
 
 /// Why a session is `finalizing` while it is published; everything else that finalizes is an end.
@@ -142,15 +142,27 @@ impl Gateway {
     }
 
     /// Brings a sandbox's holder and views back, whatever is left of them.
-    async fn restore(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
+    pub(crate) async fn restore(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
         let spec = sandbox.spec();
+        let mut lost = None;
         let alive = match sandbox.provider.check(&spec).await {
-            Ok(()) => self.connect_holder(sandbox).await.is_ok(),
-            Err(reason) => {
+            Standing::Runs => self.connect_holder(sandbox).await.is_ok(),
+            Standing::StandsStill(reason) => {
+                *sandbox.stands_still.lock() = Some(reason.clone());
+                return Err(Failure::conflict(reason));
+            }
+            // Whoever started it may be away, and it be there.
+            Standing::Unknown(reason) => match self.connect_holder(sandbox).await {
+                Ok(()) => true,
+                Err(_) => return Err(Failure::new(ErrorCode::Unavailable, reason)),
+            },
+            Standing::Gone(reason) => {
                 tracing::info!(sandbox = %sandbox.id, reason, "the holder is gone; starting another");
+                lost = Some(reason);
                 false
             }
         };
+        *sandbox.stands_still.lock() = None;
         if !alive {
             sandbox.provider.stop(&spec).await?;
             self.start_holder(sandbox).await?;
@@ -169,7 +181,7 @@ impl Gateway {
         self.events.record(
             "sandbox.recovered",
             subject,
-            json!({ "holder_restarted": !alive }),
+            json!({ "holder_restarted": !alive, "reason": lost }),
         );
         Ok(())
     }

@@ -326,6 +326,10 @@ impl Gateway {
 
     /// Removes everything of a sandbox, step by step; each step may be done again.
     pub(crate) async fn tear_down(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
+        if sandbox.stands_still.lock().is_some() {
+            sandbox.provider.rouse(&sandbox.spec()).await?;
+            *sandbox.stands_still.lock() = None;
+        }
         for session in sandbox.sessions_newest_first() {
             self.end_session(&session).await?;
         }

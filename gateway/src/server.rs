@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{Path as UrlPath, Query, State};
+use axum::extract::{Path as UrlPath, Query, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{Event as ServerEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::{Json, Router};
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -34,6 +34,7 @@ use crate::auth::Principal;
 use crate::clock::new_id;
 use crate::daemon;
 use crate::failure::{Failure, Result, io_failure};
+use crate::forward;
 use crate::gateway::{Context, Gateway};
 use crate::replay::Replays;
 use crate::stream;
@@ -60,6 +61,7 @@ impl Server {
     pub(crate) fn router(self: &Arc<Self>) -> Router {
         Router::new()
             .route("/v1/{operation}", post(call))
+            .route("/v1/forward/{*rest}", any(forwarded))
             .route("/v1/catalog", get(catalog))
             .route("/v1/stream/events", get(stream_events))
             .route("/metrics", get(metrics))
@@ -414,6 +416,19 @@ fn open_stream(server: &Server, address: &Uri, headers: &HeaderMap) -> Result<st
         })
     });
     stream::events(&server.gateway, principal, wanted.0, last.transpose()?)
+}
+
+async fn forwarded(State(server): State<Arc<Server>>, request: HttpRequest) -> Response {
+    match serve_forward(&server, request).await {
+        Ok(response) => response,
+        Err(error) => refuse(error, "forward"),
+    }
+}
+
+async fn serve_forward(server: &Server, request: HttpRequest) -> Result<Response> {
+    let principal = server.authenticate(request.headers())?;
+    principal.require(Authority::Runtime)?;
+    forward::forward(&server.gateway, &principal, request).await
 }
 
 async fn health() -> Response {

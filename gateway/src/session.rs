@@ -231,6 +231,7 @@ impl Gateway {
 
     /// Ends the namespaces and the view of a session. Its upper stays.
     pub(crate) async fn drop_view(self: &Arc<Self>, session: &Arc<Session>) -> Result<()> {
+        session.sandbox.check_moves()?;
         let holder = session.sandbox.holder.lock().clone();
         let (gateway, ended) = (Arc::clone(self), Arc::clone(session));
         let number = self

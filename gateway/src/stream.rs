@@ -55,6 +55,11 @@ impl Default for Streams {
 }
 
 impl Streams {
+    /// Becomes true when all streams are to end.
+    pub(crate) fn ending(&self) -> watch::Receiver<bool> {
+        self.ending.subscribe()
+    }
+
     /// Ends all streams: the gateway is about to stop.
     pub(crate) fn end(&self) {
         self.ending.send_replace(true);

@@ -305,6 +305,28 @@ impl Client {
         self.done(&Request::Thaw { session_id })
     }
 
+    /// Begins a connection to a TCP port of a session's own loopback, of IPv4 or IPv6. The socket does not
+    /// block; that it can be written to tells that the connection is there or has failed.
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub fn connect_to(
+        &self,
+        session_id: &str,
+        port: u16,
+        version_6: bool,
+    ) -> Result<OwnedFd, Error> {
+        let session_id = session_id.to_owned();
+        let request = Request::Connect {
+            session_id,
+            port,
+            version_6,
+        };
+        let (reply, fds) = self.request(&request, &[])?;
+        let socket = fds.into_iter().next();
+        socket.ok_or_else(|| unexpected(&reply))
+    }
+
     /// Asks for something whose reply says nothing.
     ///
     /// # Errors

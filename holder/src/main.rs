@@ -10,7 +10,7 @@ use sandstack_holder::protocol::PROTOCOL_VERSION;
 use sandstack_holder::{ServeOptions, serve};
 use tracing_subscriber::EnvFilter;
 
-const USAGE: &str = "usage: sandbox-holder serve --socket PATH --run-dir DIR --sandbox-id ID\n       \
+const USAGE: &str = "usage: sandbox-holder serve --socket PATH --run-dir DIR --sandbox-id ID [--processes N]\n       \
                      sandbox-holder --version";
 
 /// What the arguments ask for.
@@ -71,12 +71,13 @@ fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Wish, String> {
         b"serve" => {}
         other => return Err(format!("there is no command {}", other.escape_ascii())),
     }
-    let (mut socket, mut run_dir, mut sandbox_id) = (None, None, None);
+    let (mut socket, mut run_dir, mut sandbox_id, mut processes) = (None, None, None, None);
     while let Some(flag) = args.next() {
         let place = match flag.as_bytes() {
             b"--socket" => &mut socket,
             b"--run-dir" => &mut run_dir,
             b"--sandbox-id" => &mut sandbox_id,
+            b"--processes" => &mut processes,
             other => return Err(format!("there is no option {}", other.escape_ascii())),
         };
         let value = args
@@ -90,7 +91,14 @@ fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Wish, String> {
         .ok_or("--sandbox-id is needed")?
         .into_string()
         .map_err(|_| "--sandbox-id must be of A-Za-z0-9._-")?;
+    let processes = processes.map(|number: OsString| {
+        let number = number.to_str().and_then(|number| number.parse().ok());
+        number
+            .filter(|number| *number > 0)
+            .ok_or("--processes must be a number above 0")
+    });
     Ok(Wish::Serve(ServeOptions {
+        processes: processes.transpose()?,
         socket: PathBuf::from(socket.ok_or("--socket is needed")?),
         run_dir: PathBuf::from(run_dir.ok_or("--run-dir is needed")?),
         sandbox_id,
@@ -116,5 +124,7 @@ mod tests {
         assert!(refused(&["serve", "--sockets", "x"]).contains("--sockets"));
         assert!(refused(&["serve", "--socket", "a", "--socket", "b"]).contains("twice"));
         assert!(refused(&["serve", "--socket", "a", "--sandbox-id", "x"]).contains("--run-dir"));
+        let no_number = ["serve", "--sandbox-id", "x", "--processes", "0"];
+        assert!(refused(&no_number).contains("--processes"));
     }
 }

@@ -1,7 +1,7 @@
 //! System calls that the crates we use do not wrap.
 //!
 //! Owns the unsafe edge of: the mount API by descriptor (Linux 5.2, `mount_setattr`
-//! 5.12), pidfds, `close_range`, forking a sibling, Landlock's scopes. Each wrapper does
+//! 5.12), pidfds, `close_range`, forking a sibling, Landlock's scopes, connecting without waiting. Each wrapper does
 //! one call and turns the result into an `io::Result`; none decides anything.
 
 use std::ffi::{CStr, CString};
@@ -30,6 +30,38 @@ fn check_fd(result: libc::c_long) -> io::Result<OwnedFd> {
     let fd = check(result)?;
     // SAFETY: the system call has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Begins a connection to a port of this network namespace's loopback, without waiting for it.
+pub(crate) fn begin_connection(port: u16, version_6: bool) -> io::Result<OwnedFd> {
+    let family = if version_6 {
+        libc::AF_INET6
+    } else {
+        libc::AF_INET
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a call without pointers.
+    let socket = check_fd(unsafe { libc::socket(family, kind, 0) }.into())?;
+    // SAFETY: all-zero addresses are valid ones.
+    let (mut four, mut six): (libc::sockaddr_in, libc::sockaddr_in6) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    four.sin_family = family as libc::sa_family_t;
+    four.sin_port = port.to_be();
+    four.sin_addr.s_addr = libc::INADDR_LOOPBACK.to_be();
+    six.sin6_family = family as libc::sa_family_t;
+    six.sin6_port = port.to_be();
+    six.sin6_addr.s6_addr = std::net::Ipv6Addr::LOCALHOST.octets();
+    let (address, length) = match version_6 {
+        false => ((&raw const four).cast(), size_of_val(&four)),
+        true => ((&raw const six).cast(), size_of_val(&six)),
+    };
+    // SAFETY: the address has the length given, is of the socket's family, and outlives the call.
+    let begun = unsafe { libc::connect(socket.as_raw_fd(), address, length as libc::socklen_t) };
+    match check(begun.into()) {
+        Ok(_) => Ok(socket),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
+        Err(error) => Err(error),
+    }
 }
 
 /// `MOUNT_ATTR_*` of `mount_setattr` and `fsmount`.

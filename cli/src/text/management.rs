@@ -1,8 +1,9 @@
-//! Sandboxes.
+//! Sandboxes, and the host.
 
 use sandstack_api::Id;
 use sandstack_api::management::{
-    CreatedSandboxes, DestroyedSandbox, Provider, SandboxPage, SandboxRecord, SandboxState,
+    CheckStatus, CreatedSandboxes, DestroyedSandbox, DoctorReport, Provider, SandboxPage,
+    SandboxRecord, SandboxState,
 };
 
 use super::table::{Grid, GridCell, cell, maybe, toned};
@@ -48,6 +49,27 @@ pub(crate) fn destroyed(answer: &DestroyedSandbox, _: &Style) -> Answer {
         ),
     };
     Answer::data(format!("{}{name} is gone{lost}\n", sandbox.sandbox_id))
+}
+
+pub(crate) fn examined(answer: &DoctorReport, style: &Style) -> Answer {
+    let mut text = String::new();
+    for check in &answer.checks {
+        let (tone, status) = match check.status {
+            CheckStatus::Ok => (Tone::Good, "ok"),
+            CheckStatus::Limited => (Tone::Notice, "limited"),
+            CheckStatus::Broken => (Tone::Bad, "broken"),
+        };
+        text.push_str(&format!(
+            "{} {}: {}\n",
+            style.paint(tone, status),
+            escaped(check.name.as_bytes()),
+            escaped(check.found.as_bytes())
+        ));
+        if let Some(fix) = &check.fix {
+            text.push_str(&format!("    {}\n", escaped(fix.as_bytes())));
+        }
+    }
+    Answer::data(text).gaps(&answer.errors)
 }
 
 fn table(sandboxes: &[SandboxRecord], now: Option<u64>, style: &Style) -> String {

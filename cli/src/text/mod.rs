@@ -88,6 +88,7 @@ pub(crate) fn render(operation: OperationName, answer: &Value, style: &Style) ->
         OperationName::CollectGarbage => with(answer, style, store::collected),
         OperationName::StoreUsage => with(answer, style, store::usage),
         OperationName::VerifyStore => with(answer, style, store::verified),
+        OperationName::Doctor => with(answer, style, management::examined),
         OperationName::DiffWorkspaceSession => with(answer, style, layers::session_diff),
         OperationName::ListLayers => with(answer, style, layers::list),
         OperationName::DiffLayers => with(answer, style, layers::layer_diff),

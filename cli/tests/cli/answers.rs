@@ -67,6 +67,17 @@ fn find(operation: &str) -> Option<Value> {
             "problem_count": 3, "objects": 1234, "bytes": 8_900_000, "layers": 26, "leases": 1,
             "blamed": 17, "sampled_at_unix_ms": NOW, "errors": []
         }),
+        "doctor" => json!({
+            "healthy": false,
+            "checks": [
+                { "name": "fuse", "status": "ok", "found": "/dev/fuse can be opened" },
+                { "name": "docker", "status": "limited", "found": "no socket\u{1b}[2J",
+                    "fix": "start Docker" },
+                { "name": "user_namespaces", "status": "broken", "found": "refused",
+                    "fix": "sysctl kernel.unprivileged_userns_clone=1" }
+            ],
+            "sampled_at_unix_ms": NOW, "errors": []
+        }),
         "diff_workspace_session" => json!({
             "workspace_session_id": "ws-8fq2m1", "from": "L000020",
             "changes": [

@@ -109,6 +109,7 @@ fn what_is_typed_is_what_is_posted() {
         (M, "collect_garbage --dry-run", json!({ "dry_run": true })),
         (M, "store_usage", json!({})),
         (M, "verify_store", json!({})),
+        (M, "doctor", json!({})),
         (
             R,
             "diff_workspace_session ws-1 --against head --paths src --paths a␣b --format unified --limit 5 --page-token ab",

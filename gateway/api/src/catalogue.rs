@@ -225,6 +225,18 @@ operations! {
         positional: [],
         management::VerifyStore => management::VerifiedStore
     }
+    Doctor {
+        name: "doctor",
+        title: "Check the host",
+        authority: Management,
+        effect: ReadOnly,
+        idempotent: true,
+        open_world: false,
+        streams_progress: false,
+        errors: [],
+        positional: [],
+        management::Doctor => management::DoctorReport
+    }
     CreateWorkspaceSession {
         name: "create_workspace_session",
         title: "Open a workspace session",

@@ -17,16 +17,17 @@ use std::time::{Duration, Instant};
 use bollard::Docker as Engine;
 use bollard::models::{ContainerCreateBody, HostConfig, Mount, MountType};
 use bollard::query_parameters::{
-    CreateContainerOptionsBuilder, InspectContainerOptions, ListContainersOptionsBuilder,
-    RemoveContainerOptionsBuilder, StartContainerOptions,
+    CreateContainerOptionsBuilder, EventsOptionsBuilder, InspectContainerOptions,
+    ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, StartContainerOptions,
 };
 use futures_util::future::BoxFuture;
+use futures_util::{Stream, StreamExt};
 use sandstack_api::{ErrorCode, SandboxId, SessionId};
 use sandstack_holder::Bytes;
 use sandstack_holder::protocol::{Bind, RootSpec};
 use sandstack_store::Digest;
 
-use super::{Provider, Spec, Started, session_dir, socket};
+use super::{Provider, Spec, Standing, Started, session_dir, socket};
 use crate::config::Config;
 use crate::failure::{Failure, Result};
 
@@ -49,10 +50,21 @@ const SECCOMP: &str = include_str!("seccomp.json");
 /// The search path of images that do not say.
 const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// What can happen to a container that its holder does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Happening {
+    Paused,
+    WentOn,
+    Ended,
+    OutOfMemory,
+}
+
 pub(crate) struct Docker {
     engine_socket: PathBuf,
     holder_program: Option<PathBuf>,
     instance: String,
+    /// Processes of a sandbox that does not say.
+    processes: u64,
 }
 
 impl Docker {
@@ -62,6 +74,7 @@ impl Docker {
             engine_socket: config.settings.docker.socket.clone(),
             holder_program: config.static_holder_program.clone(),
             instance: Digest::of(state).to_string()[..16].to_owned(),
+            processes: config.settings.limits.sandbox_processes,
         }
     }
 
@@ -182,8 +195,10 @@ impl Docker {
                 masked_paths: Some(Vec::new()),
                 readonly_paths: Some(Vec::new()),
                 memory: spec.resources.memory_bytes.map(|bytes| bytes as i64),
+                // Without it Docker allows as much swap beside it.
+                memory_swap: spec.resources.memory_bytes.map(|bytes| bytes as i64),
                 nano_cpus: spec.resources.cpus.map(|cpus| (cpus * 1e9) as i64),
-                pids_limit: spec.resources.pids_max.map(|pids| pids as i64),
+                pids_limit: Some(spec.resources.pids_max.unwrap_or(self.processes) as i64),
                 ..HostConfig::default()
             }),
             ..ContainerCreateBody::default()
@@ -213,11 +228,14 @@ impl Docker {
     async fn await_socket(&self, engine: &Engine, spec: &Spec, id: &str) -> Result<()> {
         let begun = Instant::now();
         while std::os::unix::net::UnixStream::connect(socket(spec)).is_err() {
-            let state = self.running(engine, id).await;
-            if begun.elapsed() > START_DEADLINE || state.is_err() {
-                let reason = state
-                    .err()
-                    .unwrap_or_else(|| "it does not answer".to_owned());
+            let standing = self.standing(engine, id).await;
+            if begun.elapsed() > START_DEADLINE || standing != Standing::Runs {
+                let reason = match standing {
+                    Standing::Runs => "it does not answer".to_owned(),
+                    Standing::StandsStill(reason)
+                    | Standing::Gone(reason)
+                    | Standing::Unknown(reason) => reason,
+                };
                 return Err(Failure::new(
                     ErrorCode::Unavailable,
                     format!(
@@ -230,33 +248,87 @@ impl Docker {
         Ok(())
     }
 
-    /// Whether a container runs; the reason if not.
-    async fn running(&self, engine: &Engine, id: &str) -> Result<(), String> {
+    /// How it stands with a container.
+    async fn standing(&self, engine: &Engine, id: &str) -> Standing {
         let found = engine
             .inspect_container(id, None::<InspectContainerOptions>)
             .await;
         let state = match found {
             Ok(found) => found.state.unwrap_or_default(),
             Err(error) if status(&error) == Some(404) => {
-                return Err(format!("container {id} is gone"));
+                return Standing::Gone(format!("container {id} is gone"));
             }
-            Err(error) => return Err(format!("container {id} cannot be examined: {error}")),
+            Err(error) => {
+                return Standing::Unknown(format!("container {id} cannot be examined: {error}"));
+            }
         };
-        if state.running == Some(true) && state.paused != Some(true) {
-            return Ok(());
-        }
         if state.paused == Some(true) {
-            return Err(format!("container {id} is paused"));
+            return Standing::StandsStill(format!(
+                "container {id} is paused; `docker unpause {id}` lets it go on"
+            ));
+        }
+        if state.running == Some(true) {
+            return Standing::Runs;
         }
         let killed = if state.oom_killed == Some(true) {
             ", killed for lack of memory"
         } else {
             ""
         };
-        Err(format!(
+        Standing::Gone(format!(
             "container {id} ended with code {}{killed}",
             state.exit_code.unwrap_or_default()
         ))
+    }
+
+    /// What happens to this gateway's containers from a time on, in Unix seconds: the sandbox, and what
+    /// happened.
+    pub(crate) fn happenings(
+        &self,
+        since: u64,
+    ) -> Result<impl Stream<Item = Result<(String, Happening), bollard::errors::Error>> + use<>>
+    {
+        let filters = HashMap::from([
+            ("type".to_owned(), vec!["container".to_owned()]),
+            (
+                "label".to_owned(),
+                vec![format!("{LABEL_INSTANCE}={}", self.instance)],
+            ),
+        ]);
+        let options = EventsOptionsBuilder::default()
+            .since(&since.to_string())
+            .filters(&filters)
+            .build();
+        let events = self.engine()?.events(Some(options));
+        Ok(events.filter_map(|event| async move {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => return Some(Err(error)),
+            };
+            let happening = match event.action.as_deref()? {
+                "pause" => Happening::Paused,
+                "unpause" => Happening::WentOn,
+                "die" => Happening::Ended,
+                "oom" => Happening::OutOfMemory,
+                _ => return None,
+            };
+            let sandbox = event.actor?.attributes?.remove(LABEL_SANDBOX)?;
+            Some(Ok((sandbox, happening)))
+        }))
+    }
+
+    /// What the engine is.
+    pub(crate) async fn version(&self) -> Result<bollard::models::SystemVersion, String> {
+        let engine = self.engine().map_err(|error| error.to_string())?;
+        engine.version().await.map_err(|error| error.to_string())
+    }
+
+    /// Whether the engine answers.
+    pub(crate) async fn answers(&self) -> bool {
+        match self.engine() {
+            Ok(engine) => engine.ping().await.is_ok(),
+            Err(_) => false,
+        }
     }
 
     async fn remove(&self, engine: &Engine, id: &str) -> Result<()> {
@@ -314,15 +386,31 @@ impl Provider for Docker {
         Box::pin(self.create(spec))
     }
 
-    fn check<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<(), String>> {
+    fn check<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Standing> {
         Box::pin(async move {
-            let id = spec
-                .started
-                .container_id
-                .as_deref()
-                .ok_or("the container was not made")?;
-            let engine = self.engine().map_err(|error| error.to_string())?;
-            self.running(&engine, id).await
+            let Some(id) = &spec.started.container_id else {
+                return Standing::Gone("the container was not made".to_owned());
+            };
+            match self.engine() {
+                Ok(engine) => self.standing(&engine, id).await,
+                Err(error) => Standing::Unknown(error.to_string()),
+            }
+        })
+    }
+
+    fn rouse<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let Some(id) = &spec.started.container_id else {
+                return Ok(());
+            };
+            let engine = self.engine()?;
+            if let Standing::StandsStill(_) = self.standing(&engine, id).await {
+                engine
+                    .unpause_container(id)
+                    .await
+                    .map_err(|error| docker_failure("letting the container go on", error))?;
+            }
+            Ok(())
         })
     }
 

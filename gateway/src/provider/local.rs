@@ -18,7 +18,7 @@ use sandstack_api::{ErrorCode, SessionId};
 use sandstack_holder::Bytes;
 use sandstack_holder::protocol::{Bind, RootSpec};
 
-use super::{Provider, Spec, Started, run_dir, session_dir, socket};
+use super::{Provider, Spec, Standing, Started, run_dir, session_dir, socket};
 use crate::cgroup;
 use crate::config::{Config, Host, LocalSettings};
 use crate::failure::{Failure, Result, io_failure};
@@ -27,14 +27,38 @@ use crate::failure::{Failure, Result, io_failure};
 const START_DEADLINE: Duration = Duration::from_secs(20);
 /// How long it may take to end, first when it is asked and then when it is killed.
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// What only root may read, and no command has a use for: passwords, the host's own keys, other containers,
+/// and gateways beside this one. A gateway that runs as root could read it, and so could its sessions.
+const SECRETS: [&str; 12] = [
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/kubernetes",
+    "/etc/ssl/private",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+    "/var/lib/docker",
+    "/var/lib/kubelet",
+    "/var/lib/sandstack",
+    "/var/spool/cron",
+];
+/// Where the host's own ssh keys are, beside what is no secret.
+const SSH: &str = "/etc/ssh";
+/// How the holder is chosen when there is no memory, from -1000 (never) to 1000: after everything else.
+const HOLDER_OOM_SCORE: &str = "-900";
 /// Bytes of a program's name that the kernel keeps (`TASK_COMM_LEN` of Linux, without the last).
 const NAME_BYTES: usize = 15;
 
 pub(crate) struct Local {
     program: PathBuf,
     state_dir: PathBuf,
+    /// Of the gateway and of Docker: wherever they are, they are not for sessions.
+    sockets: Vec<PathBuf>,
     host: Host,
     settings: LocalSettings,
+    /// Processes of a sandbox that does not say.
+    processes: u64,
 }
 
 impl Local {
@@ -42,8 +66,14 @@ impl Local {
         Local {
             program: config.holder_program.clone(),
             state_dir: config.state_dir.clone(),
+            sockets: [&config.socket, &config.settings.docker.socket]
+                .into_iter()
+                .filter(|path| path.is_absolute())
+                .cloned()
+                .collect(),
             host: config.host.clone(),
             settings: config.settings.local.clone(),
+            processes: config.settings.limits.sandbox_processes,
         }
     }
 
@@ -58,7 +88,8 @@ impl Local {
         let stderr = log
             .try_clone()
             .map_err(io_failure("duplicating a descriptor"))?;
-        let group = cgroup::for_sandbox(&spec.id, &spec.resources)?;
+        let group = cgroup::for_sandbox(&spec.id, &spec.resources, self.processes)?;
+        let processes = spec.resources.pids_max.unwrap_or(self.processes);
         let mut command = Command::new(&self.program);
         command
             .arg("serve")
@@ -68,6 +99,8 @@ impl Local {
             .arg(run_dir(spec))
             .arg("--sandbox-id")
             .arg(spec.id.as_ref())
+            .arg("--processes")
+            .arg(processes.to_string())
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(stderr)
@@ -83,6 +116,7 @@ impl Local {
         if let Some(group) = group {
             group.enter(pid)?;
         }
+        protect(pid);
         // Reaped by a thread of its own, for it may end at any time.
         std::thread::spawn(move || {
             let mut child = child;
@@ -130,13 +164,22 @@ impl Provider for Local {
         })
     }
 
-    fn check<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<(), String>> {
+    fn check<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Standing> {
         Box::pin(async move {
             match spec.started.holder_pid {
-                Some(pid) if is_alive(pid, &self.program) => Ok(()),
-                Some(pid) => Err(format!("the holder (pid {pid}) is gone")),
-                None => Err("the holder was not started".to_owned()),
+                Some(pid) if is_alive(pid, &self.program) => Standing::Runs,
+                Some(pid) => Standing::Gone(format!("the holder (pid {pid}) is gone")),
+                None => Standing::Gone("the holder was not started".to_owned()),
             }
+        })
+    }
+
+    fn rouse<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            if let Some(pid) = spec.started.holder_pid {
+                signal(pid, &self.program, Signal::CONT);
+            }
+            Ok(())
         })
     }
 
@@ -157,7 +200,20 @@ impl Provider for Local {
                     }
                 }
             }
-            cgroup::remove(&spec.id)?;
+            // What a killed holder ran ends by itself, a moment after it.
+            let begun = Instant::now();
+            while !cgroup::remove(&spec.id)? {
+                if begun.elapsed() > STOP_DEADLINE {
+                    return Err(Failure::new(
+                        ErrorCode::Unavailable,
+                        format!(
+                            "processes of sandbox {} do not end, though they were killed",
+                            spec.id
+                        ),
+                    ));
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
             Ok(())
         })
     }
@@ -166,6 +222,8 @@ impl Provider for Local {
         let dir = session_dir(&spec.dir, session);
         let bytes = |path: PathBuf| Bytes(path.into_os_string().into_encoded_bytes());
         let mut hide = vec![bytes(self.state_dir.clone())];
+        hide.extend(self.sockets.iter().cloned().map(bytes));
+        hide.extend(secrets().into_iter().map(bytes));
         hide.extend(self.settings.hide.iter().cloned().map(bytes));
         hide.extend(
             homes_of_others(self.host.home.as_deref())
@@ -221,6 +279,28 @@ impl Provider for Local {
     fn inside(&self, _spec: &Spec, path: &Path) -> PathBuf {
         path.to_path_buf()
     }
+}
+
+/// Keeps the holder from being what goes first when there is no memory: all of its sessions would go with
+/// it. What it runs is not kept. Only root may ask for it.
+fn protect(pid: u32) {
+    if let Err(error) = fs::write(format!("/proc/{pid}/oom_score_adj"), HOLDER_OOM_SCORE) {
+        tracing::debug!(pid, %error, "a holder is not kept from being killed for lack of memory");
+    }
+}
+
+/// Those of the host's secrets that are there and that this user may read.
+fn secrets() -> Vec<PathBuf> {
+    let mut secrets: Vec<PathBuf> = SECRETS.iter().map(PathBuf::from).collect();
+    if let Ok(entries) = fs::read_dir(SSH) {
+        let names = entries.flatten().map(|entry| entry.path());
+        secrets.extend(names.filter(|path| {
+            let name = path.file_name().unwrap_or_default().as_bytes();
+            name.starts_with(b"ssh_host_") && name.ends_with(b"_key")
+        }));
+    }
+    secrets.retain(|path| rustix::fs::access(path, rustix::fs::Access::READ_OK).is_ok());
+    secrets
 }
 
 /// Homes that are not this user's.

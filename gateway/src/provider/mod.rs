@@ -13,7 +13,7 @@ use sandstack_api::management::Resources;
 use sandstack_api::{SandboxId, SessionId};
 use sandstack_holder::protocol::RootSpec;
 
-pub(crate) use docker::Docker;
+pub(crate) use docker::{Docker, Happening};
 pub(crate) use local::Local;
 
 use crate::failure::Result;
@@ -41,13 +41,28 @@ pub(crate) struct Started {
     pub(crate) image_env: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+/// How it stands with what was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Runs,
+    /// Somebody stopped it for a while; the sentence says how it goes on.
+    StandsStill(String),
+    /// It is gone, for this reason; another can be started.
+    Gone(String),
+    /// Who would know does not answer.
+    Unknown(String),
+}
+
 /// Where the sessions of a sandbox run.
 pub(crate) trait Provider: Send + Sync {
     /// Starts the holder. When it returns the socket is there.
     fn start<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<Started>>;
 
-    /// Whether what was started still runs; the reason if not.
-    fn check<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<(), String>>;
+    /// How it stands with what was started.
+    fn check<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Standing>;
+
+    /// Sets going what stands still; nothing, if it does not.
+    fn rouse<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<()>>;
 
     /// Ends the holder and everything that it runs. Again and again is no error.
     fn stop<'a>(&'a self, spec: &'a Spec) -> BoxFuture<'a, Result<()>>;

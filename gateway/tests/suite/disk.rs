@@ -1,4 +1,4 @@
-//! A full disk, in import and in publish.
+//! A full disk, in import, in publish and under sessions at work.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,6 +13,7 @@ const SMALL_DISK: Setup<'static> = Setup {
     config: "",
     ordinary: false,
     mounts: "mount -t tmpfs -o size=256m none %",
+    outside: false,
 };
 
 /// Fills the gateway's disk but for some MiB, until it is dropped.
@@ -123,5 +124,55 @@ fn a_publish_that_does_not_fit_changes_nothing_and_keeps_the_work() {
     assert_eq!(published["outcome"], "published", "{published:#}");
     rig.call("destroy_sandbox", json!({ "sandbox_id": sandbox }))
         .ok();
+    rig.assert_no_debris();
+}
+
+#[test]
+fn on_a_full_disk_the_writer_is_told_and_the_rest_goes_on() {
+    if !needs_root("a small disk of the gateway's own") {
+        return;
+    }
+    let rig = Rig::start_as(SMALL_DISK);
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    rig.sh(&sandbox, &session, "echo mine > work && sync");
+    // A writer that was there before, and says what it is told.
+    let cmd =
+        "read line; head -c 60000000 /dev/urandom > big && exit 7; grep -q mine work && exit 9";
+    let request = json!({ "sandbox_id": sandbox, "workspace_session_id": session, "cmd": cmd,
+        "tty": false, "keep_stdin_open": true, "yield_time_ms": 0 });
+    let writer = rig.call("exec_command", request).ok();
+    {
+        let _filler = Filler::leave(&rig, 12);
+        let request = json!({ "command_session_id": writer["command_session_id"], "stdin": "\n",
+            "eof": true, "yield_time_ms": 60_000 });
+        let ended = rig.call("write_command_stdin", request).ok();
+        // What it says is written to the same disk, so its code tells.
+        assert_eq!(ended["exit_code"], 9, "{ended:#}");
+        let read =
+            json!({ "sandbox_id": sandbox, "workspace_session_id": session, "path": "work" });
+        assert_eq!(rig.call("file_read", read).ok()["content"], "mine\n");
+        let remove =
+            json!({ "sandbox_id": sandbox, "workspace_session_id": session, "path": "big" });
+        rig.call("file_delete", remove).ok();
+    }
+    {
+        // Not even room for a command's output.
+        let _filler = Filler::leave(&rig, 0);
+        let request = json!({ "sandbox_id": sandbox, "workspace_session_id": session,
+            "cmd": "head -c 3000000 /dev/zero | tr '\\0' x", "tty": false, "yield_time_ms": 30_000 });
+        let answer = rig.call("exec_command", request);
+        if answer.status != 200 {
+            answer.refused("quota_exceeded");
+        }
+        rig.call("list_sandboxes", json!({})).ok();
+    }
+    assert_eq!(
+        rig.sh(&sandbox, &session, "cat work; echo more > b; cat b"),
+        "mine\nmore\n"
+    );
+    let request = json!({ "sandbox_id": sandbox, "force": true });
+    rig.call("destroy_sandbox", request).ok();
     rig.assert_no_debris();
 }

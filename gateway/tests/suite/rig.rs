@@ -35,11 +35,16 @@ pub(crate) struct Setup<'a> {
     pub(crate) ordinary: bool,
     /// What root does in the gateway's own mount namespace first: `%` is the state directory.
     pub(crate) mounts: &'a str,
+    /// Not below `/tmp`, if the test runs as root: every session has a `/tmp` of its own, which would hide
+    /// all of it whatever else does.
+    pub(crate) outside: bool,
 }
 
 /// A gateway on a directory that goes with it.
 pub(crate) struct Rig {
     pub(crate) dir: PathBuf,
+    /// What the gateway finds in its environment beside the test's own.
+    pub(crate) environment: Vec<(String, std::ffi::OsString)>,
     config: Option<PathBuf>,
     ordinary: bool,
     mounts: String,
@@ -86,7 +91,11 @@ impl Rig {
     /// Everything but the gateway itself.
     pub(crate) fn prepare(setup: Setup<'_>) -> Rig {
         let number = RIGS.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("gw-{}-{number}", std::process::id()));
+        let place = match setup.outside && is_root() {
+            true => PathBuf::from("/srv"),
+            false => std::env::temp_dir(),
+        };
+        let dir = place.join(format!("gw-{}-{number}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         if !setup.mounts.is_empty() {
             fs::create_dir(dir.join("state")).unwrap();
@@ -108,6 +117,7 @@ impl Rig {
         watch(Arc::clone(&done), WATCHDOG + setup.longer);
         Rig {
             dir,
+            environment: Vec::new(),
             config,
             ordinary: setup.ordinary,
             mounts: setup.mounts.to_owned(),
@@ -153,6 +163,7 @@ impl Rig {
             command.arg("--config").arg(config);
         }
         command.stdin(Stdio::null());
+        command.envs(self.environment.iter().cloned());
         if self.ordinary && is_root() {
             if self.mounts.is_empty() {
                 command.uid(ORDINARY).gid(ORDINARY);
@@ -296,6 +307,23 @@ impl Rig {
             .to_owned()
     }
 
+    /// Makes a sandbox of a project in a Docker image, or a local one, and returns its id.
+    #[track_caller]
+    pub(crate) fn sandbox_in(&self, project: &Path, image: Option<&str>, more: Value) -> String {
+        let mut request = json!({ "workspace_root": project });
+        if let Some(image) = image {
+            request["image"] = json!(image);
+        }
+        for (key, value) in more.as_object().unwrap() {
+            request[key] = value.clone();
+        }
+        let made = self.call("create_sandbox", request).ok();
+        made["sandboxes"][0]["sandbox_id"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
     /// Opens a session and returns its id.
     #[track_caller]
     pub(crate) fn session(&self, sandbox: &str) -> String {
@@ -428,6 +456,22 @@ pub(crate) fn needs_root(what: &str) -> bool {
     assert!(std::env::var_os("CI").is_none(), "{what} needs root");
     eprintln!("SKIPPED: {what} needs root");
     false
+}
+
+/// The image that Docker tests run in; `make test` makes it. `None`, said loudly, where there is no Docker
+/// or no image; under CI that is a failure.
+pub(crate) fn docker_image() -> Option<&'static str> {
+    const IMAGE: &str = "sandstack-test:debian";
+    let found = Command::new("docker")
+        .args(["image", "inspect", IMAGE])
+        .output();
+    if found.is_ok_and(|output| output.status.success()) {
+        return Some(IMAGE);
+    }
+    let reason = format!("no Docker with image {IMAGE} here; `make test` as root starts one");
+    assert!(std::env::var_os("CI").is_none(), "{reason}");
+    eprintln!("SKIPPED: {reason}");
+    None
 }
 
 /// Waits until something is so.

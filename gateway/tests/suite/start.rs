@@ -80,6 +80,54 @@ fn what_is_wrong_with_the_state_directory_or_the_configuration_is_said() {
 }
 
 #[test]
+fn a_state_directory_that_cannot_be_written_is_named() {
+    if !needs_root("a filesystem that is read-only") {
+        return;
+    }
+    let mounts = "mount -t tmpfs none %; mount -o remount,ro %";
+    let rig = Rig::prepare(Setup {
+        mounts,
+        ..Setup::default()
+    });
+    let told = said(&fails(&rig));
+    let named = told.contains(&*rig.state().to_string_lossy());
+    assert!(named && told.contains("Read-only file system"), "{told}");
+    // One that has been in use: what is in it stays as it is.
+    let mut rig = Rig::start();
+    let sandbox = rig.sandbox(&rig.project("project", &[("a", b"one\n")]));
+    let session = rig.session(&sandbox);
+    rig.sh(&sandbox, &session, "echo mine > work");
+    rig.stop();
+    let script = format!(
+        "mount --bind {0} {0} && mount -o remount,bind,ro {0} && exec \"$@\"",
+        rig.state().display()
+    );
+    let command = rig.command();
+    let output = std::process::Command::new("unshare")
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            &script,
+            "sh",
+        ])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(
+        said(&output).contains("Read-only file system"),
+        "{output:?}"
+    );
+    rig.spawn();
+    rig.await_socket();
+    assert_eq!(rig.sh(&sandbox, &session, "cat work"), "mine\n");
+}
+
+#[test]
 fn without_dev_fuse_sessions_are_refused_with_the_fix() {
     if !needs_root("hiding /dev/fuse from a gateway") {
         return;

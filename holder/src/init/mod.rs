@@ -27,9 +27,10 @@ use nix::unistd::Pid;
 
 use crate::error::Error;
 use crate::frame::{self, Fill, FrameReader, Letter};
-use crate::protocol::{ProcessInfo, Refusal, Survivor};
+use crate::protocol::{ProcessInfo, Refusal, Survivor, refusal_errno};
 use crate::session::control::{FromInit, MainExit, ToInit};
 use crate::spawn::{self, Ground, LET_GO};
+use crate::syscalls;
 use freeze::Frozen;
 use processes::{Belonging, Marks, Process};
 use sweep::Sweep;
@@ -210,6 +211,26 @@ impl Init<'_> {
                 }
                 self.tell(&FromInit::Thawed { token })
             }
+            ToInit::Connect {
+                token,
+                port,
+                version_6,
+            } => match syscalls::begin_connection(port, version_6) {
+                Ok(socket) => {
+                    let begun = FromInit::Connecting {
+                        token,
+                        refusal: None,
+                    };
+                    frame::send_letter(self.control.as_fd(), &begun, &[socket.as_fd()])
+                }
+                Err(error) => self.tell(&FromInit::Connecting {
+                    token,
+                    refusal: Some(Refusal::ConnectRefused {
+                        port,
+                        errno: refusal_errno(&error),
+                    }),
+                }),
+            },
             ToInit::Forget { command_id } => {
                 self.commands.remove(&command_id);
                 Ok(())

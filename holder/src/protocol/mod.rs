@@ -29,7 +29,7 @@ pub use session::{
 };
 
 /// The version of this protocol. Both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The largest frame, in bytes: room for the largest argument list that Linux accepts,
 /// in base64, with some to spare.
@@ -137,6 +137,16 @@ pub enum Request {
     ViewDescriptors {
         /// The session.
         session_id: String,
+    },
+    /// Begins a connection to a TCP port of a session's own loopback. Replied with [`Reply::Done`] and
+    /// the socket, which does not block and may not be connected yet.
+    Connect {
+        /// The session.
+        session_id: String,
+        /// The port.
+        port: u16,
+        /// Whether to `::1` instead of `127.0.0.1`.
+        version_6: bool,
     },
     /// Ends all sessions and then the holder. Replied with [`Reply::Done`].
     Shutdown,

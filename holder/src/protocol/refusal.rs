@@ -151,6 +151,8 @@ pub enum Refusal {
     Transcript {
         /// Why, with the path.
         detail: String,
+        /// The system's error number; 0 if it was not the system that refused.
+        errno: i32,
     },
     /// A path to mount on is absent and can't be made.
     #[error("{} does not exist and can't be made: {}", path.0.escape_ascii(), text(*errno))]
@@ -206,6 +208,14 @@ pub enum Refusal {
     SetupStep {
         /// The step.
         step: String,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// A connection to a port of a session can't be begun.
+    #[error("cannot connect to port {port} in the session: {}", text(*errno))]
+    ConnectRefused {
+        /// The port.
+        port: u16,
         /// The system's error number.
         errno: i32,
     },

@@ -26,9 +26,10 @@ use super::poller::Source;
 use super::set_nonblocking;
 use super::timers::Timer;
 use crate::bytes::Bytes;
+use crate::error::Error;
 use crate::protocol::{
     CommandInfo, CommandState, ExitRecord, MAX_COMMANDS, Refusal, Reply, Spawn, Spawned, Stdio,
-    Stream, Survivor, valid_id,
+    Stream, Survivor, refusal_errno, valid_id,
 };
 use crate::session::control::{MainExit, Order, Status, ToInit};
 use crate::transcript::Writer;
@@ -416,17 +417,25 @@ fn merged(session: &[(Bytes, Bytes)], command: &[(Bytes, Bytes)]) -> Vec<(Bytes,
 }
 
 fn begin_transcript(dir: &Path, stdio: Stdio, limit: u64) -> Result<Writer, Refusal> {
-    let refuse = |detail: String| Refusal::Transcript { detail };
+    let refuse = |detail: String, errno| Refusal::Transcript { detail, errno };
     match fs::DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(refuse(format!("cannot create {}: {error}", dir.display()))),
+        Err(error) => {
+            let detail = format!("cannot create {}: {error}", dir.display());
+            return Err(refuse(detail, refusal_errno(&error)));
+        }
     }
     let streams: &[Stream] = match stdio {
         Stdio::Pty { .. } => &[Stream::Pty],
         Stdio::Pipes => &[Stream::Stdout, Stream::Stderr],
     };
-    Writer::create(dir, streams, limit).map_err(|error| refuse(error.to_string()))
+    Writer::create(dir, streams, limit).map_err(|error| match &error {
+        Error::Path { source, .. } | Error::System { source, .. } => {
+            refuse(format!("{error}: {source}"), refusal_errno(source))
+        }
+        _ => refuse(error.to_string(), 0),
+    })
 }
 
 /// The descriptors between holder and command.

@@ -68,6 +68,9 @@ pub struct ServeOptions {
     pub run_dir: PathBuf,
     /// The sandbox's name, told to the gateway.
     pub sandbox_id: String,
+    /// Processes and threads that each user of a session may have; the kernel holds root of the host
+    /// to none. `None`: as many as the holder may.
+    pub processes: Option<u64>,
 }
 
 /// Serves until told to end.
@@ -92,6 +95,7 @@ struct Settings {
     ids: IdMap,
     filters: Filters,
     open_files: (rlim_t, rlim_t),
+    processes: Option<rlim_t>,
 }
 
 struct Holder {
@@ -155,6 +159,7 @@ impl Holder {
             ids: IdMap::choose(caps).map_err(Error::system("read the id maps"))?,
             filters,
             open_files: raise_open_files()?,
+            processes: options.processes,
         };
         let mut poller = Poller::new()?;
         poller.add(&listener, EpollFlags::EPOLLIN, Source::Listener)?;

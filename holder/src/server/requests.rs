@@ -81,6 +81,21 @@ impl Holder {
                 }
                 Err(refusal) => Err(refusal),
             },
+            Request::Connect {
+                session_id,
+                port,
+                version_6,
+            } => match self.ready_session(&session_id) {
+                Ok(_) => {
+                    self.ask(&session_id, reply_to, |token| ToInit::Connect {
+                        token,
+                        port,
+                        version_6,
+                    });
+                    return;
+                }
+                Err(refusal) => Err(refusal),
+            },
             Request::ViewDescriptors { session_id } => {
                 match self.view_descriptors(&session_id) {
                     Ok(kept) => self.reply(reply_to, Reply::Done, kept),

@@ -158,6 +158,7 @@ impl Holder {
             all_ids: self.settings.ids.all(),
             filters: self.settings.filters.clone(),
             open_files: self.settings.open_files,
+            processes: self.settings.processes,
         };
         let launched = session::launch(blueprint).map_err(Refusal::setup("fork"))?;
         let source = Source::Control(session_id.clone());
@@ -275,6 +276,18 @@ impl Holder {
             }
             FromInit::Frozen { token, still } => self.answer(token, Reply::Frozen { still }),
             FromInit::Thawed { token } => self.answer(token, Reply::Done),
+            FromInit::Connecting {
+                token,
+                refusal: None,
+            } => self.answer_with(token, Reply::Done, fds),
+            FromInit::Connecting {
+                token,
+                refusal: Some(refusal),
+            } => {
+                if let Some(ask) = self.asks.remove(&token) {
+                    self.refuse(ask.reply_to, refusal);
+                }
+            }
         }
     }
 
@@ -589,8 +602,12 @@ impl Holder {
     }
 
     fn answer(&mut self, token: u64, reply: Reply) {
+        self.answer_with(token, reply, Vec::new());
+    }
+
+    fn answer_with(&mut self, token: u64, reply: Reply, fds: Vec<OwnedFd>) {
         if let Some(ask) = self.asks.remove(&token) {
-            self.reply(ask.reply_to, reply, Vec::new());
+            self.reply(ask.reply_to, reply, fds);
         }
     }
 

@@ -33,6 +33,12 @@ pub(crate) enum ToInit {
     Freeze { token: u64 },
     /// Set going again what was stopped; answered by `Thawed`.
     Thaw { token: u64 },
+    /// Begin a connection to a port of the session's loopback; answered by `Connecting`.
+    Connect {
+        token: u64,
+        port: u16,
+        version_6: bool,
+    },
     /// The command will not be asked about again.
     Forget { command_id: String },
 }
@@ -80,6 +86,11 @@ pub(crate) enum FromInit {
     Frozen { token: u64, still: bool },
     /// Answer to `Thaw`.
     Thawed { token: u64 },
+    /// Answer to `Connect`: beside it comes the socket, unless it was refused.
+    Connecting {
+        token: u64,
+        refusal: Option<Refusal>,
+    },
 }
 
 /// A command to start.

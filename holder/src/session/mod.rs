@@ -57,6 +57,8 @@ pub(crate) struct Blueprint {
     /// Open files that its commands may have, soft and hard: what the holder was started
     /// with, before it raised its own.
     pub(crate) open_files: (rlim_t, rlim_t),
+    /// Processes and threads that each of its users may have; `None`: as many as the holder.
+    pub(crate) processes: Option<rlim_t>,
 }
 
 /// Where a session's view comes from.

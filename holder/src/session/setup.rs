@@ -70,6 +70,7 @@ fn enter(blueprint: Blueprint, control: &OwnedFd) -> Result<i32, Refusal> {
         all_ids,
         filters,
         open_files,
+        processes,
     } = blueprint;
     let isolated = network == Network::Isolated;
     let view = match view {
@@ -114,6 +115,7 @@ fn enter(blueprint: Blueprint, control: &OwnedFd) -> Result<i32, Refusal> {
         caps,
         filters,
         open_files,
+        processes,
         all_ids,
     };
     let handover = Handover {

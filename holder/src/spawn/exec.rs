@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{AccessFlags, access, chdir, getegid, geteuid};
@@ -107,6 +107,15 @@ impl Plan {
         let (soft, hard) = ground.open_files;
         setrlimit(Resource::RLIMIT_NOFILE, soft, hard)
             .map_err(Refusal::spawn("set the limit of open files"))?;
+        if let Some(processes) = ground.processes {
+            // The kernel counts those of each user in each user namespace: one session's are not another's.
+            getrlimit(Resource::RLIMIT_NPROC)
+                .and_then(|(_, hard)| {
+                    let limit = processes.min(hard);
+                    setrlimit(Resource::RLIMIT_NPROC, limit, limit)
+                })
+                .map_err(Refusal::spawn("set the limit of processes"))?;
+        }
         umask(Mode::S_IWGRP | Mode::S_IWOTH);
         caps::bound(ground.caps).map_err(Refusal::spawn("bound capabilities"))?;
         if ground.all_ids {

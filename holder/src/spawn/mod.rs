@@ -59,6 +59,8 @@ pub(crate) struct Ground {
     pub(crate) filters: Filters,
     /// Open files, soft and hard.
     pub(crate) open_files: (rlim_t, rlim_t),
+    /// Processes and threads that each of its users may have; `None`: as many as the holder.
+    pub(crate) processes: Option<rlim_t>,
     /// Whether all ids exist here.
     pub(crate) all_ids: bool,
 }
