@@ -21,6 +21,7 @@ mod gate;
 mod import;
 mod import_again;
 mod import_disturbed;
+mod known;
 mod meeting;
 mod merge;
 mod moves;
