@@ -10,6 +10,7 @@
 
 mod blame;
 mod carried;
+mod cells;
 mod collect;
 mod content;
 mod corners;
