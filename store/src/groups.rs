@@ -8,8 +8,7 @@
 //! zeros are kept once they were needed. Above, the digest is one of a list of groups that has none
 //! for zeros, so that they cost nothing however many there are.
 //!
-//! The values of large files that were hashed lately are kept in memory: 32 bytes for 256 KiB.
-//! After a restart a file's first hash is of the whole of it.
+//! Of large files the values are kept (`known_groups`).
 
 use std::sync::{Arc, LazyLock, OnceLock};
 
@@ -17,23 +16,17 @@ use blake3::Hasher;
 use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
 };
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
 
 use crate::digest::Digest;
 
 /// Bytes of a group: a power of two of chunks.
 pub(crate) const GROUP_BYTES: u64 = 256 << 10;
-/// Files from this size on have their groups kept; smaller ones are hashed in a few milliseconds.
-pub(crate) const MIN_GROUPED: u64 = 4 << 20;
 /// Content of more bytes has a digest of its groups. So many zeros are hashed in a second or two,
 /// and once in a process.
 pub(crate) const PLAIN_MAX: u64 = 4 << 30;
 /// What the digests of longer content are told from all others by.
 const CONTEXT: &str =
     "sandstack: content above 4 GiB by groups of 256 KiB, those of zeros left out";
-/// Bytes of values that are kept: those of 256 GiB of content.
-const KEPT_BYTES: u64 = 32 << 20;
 
 static ZEROS: [u8; GROUP_BYTES as usize] = [0; GROUP_BYTES as usize];
 
@@ -71,6 +64,22 @@ impl Groups {
                 },
             ),
             // The file became long, or short: its values are of the other kind.
+            Groups::Nodes(_) | Groups::Pieces(_) => None,
+        }
+    }
+
+    /// The digest of the content of `size` bytes that has these groups; `None` if none has.
+    pub(crate) fn digest(&self, size: u64) -> Option<Digest> {
+        let groups = size.div_ceil(GROUP_BYTES);
+        match self {
+            Groups::Nodes(values) if size <= PLAIN_MAX => {
+                (values.len() > 1 && values.len() as u64 == groups).then(|| root(values))
+            }
+            Groups::Pieces(values) if size > PLAIN_MAX => {
+                let in_order = values.is_sorted_by(|one, next| one.0 < next.0);
+                let within = values.last().is_none_or(|(number, _)| *number < groups);
+                (in_order && within).then(|| of_pieces(size, values))
+            }
             Groups::Nodes(_) | Groups::Pieces(_) => None,
         }
     }
@@ -276,40 +285,6 @@ fn node(values: &[ChainingValue]) -> ChainingValue {
 /// The left subtree is the largest full one that leaves something for the right.
 fn halves(values: &[ChainingValue]) -> (&[ChainingValue], &[ChainingValue]) {
     values.split_at(values.len().next_power_of_two() / 2)
-}
-
-/// Groups of files by the digest of the whole.
-pub(crate) struct KnownGroups(Cache<Digest, Groups, Bytes>);
-
-#[derive(Clone)]
-struct Bytes;
-
-impl Weighter<Digest, Groups> for Bytes {
-    fn weight(&self, _: &Digest, groups: &Groups) -> u64 {
-        let bytes = match groups {
-            Groups::Nodes(values) => std::mem::size_of_val(&**values),
-            Groups::Pieces(values) => std::mem::size_of_val(&**values),
-        };
-        // What has no values is kept as well, and something with no weight would be kept for ever.
-        64 + bytes as u64
-    }
-}
-
-impl KnownGroups {
-    pub(crate) fn new() -> Self {
-        KnownGroups(Cache::with_weighter(1000, KEPT_BYTES, Bytes))
-    }
-
-    pub(crate) fn get(&self, digest: &Digest) -> Option<Groups> {
-        self.0.get(digest)
-    }
-
-    /// Keeps the groups of a file of `size` bytes, if it is large.
-    pub(crate) fn keep(&self, digest: Digest, size: u64, groups: Groups) {
-        if size >= MIN_GROUPED {
-            self.0.insert(digest, groups);
-        }
-    }
 }
 
 #[cfg(test)]

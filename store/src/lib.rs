@@ -33,6 +33,7 @@ mod error;
 mod export;
 mod groups;
 mod import;
+mod known_groups;
 mod layer;
 mod lease;
 mod links;

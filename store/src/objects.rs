@@ -24,7 +24,8 @@ use rustc_hash::FxHashMap;
 use crate::db::{Db, DbBatch, Durability};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::groups::{GroupHasher, KnownGroups};
+use crate::groups::{GroupHasher, Groups};
+use crate::known_groups::KnownGroups;
 use crate::pack::{PackPlace, Packs};
 use crate::pins::{Pinned, Pins, RootPin};
 
@@ -116,20 +117,21 @@ impl Objects {
             _ => {}
         }
         fs::create_dir_all(&temporary).map_err(|error| Error::io("making", &temporary, error))?;
+        let groups = KnownGroups::open(Arc::clone(&db), root)?;
         Ok(Objects {
             db,
             packs: Packs::open(&root.join("packs"))?,
             dir,
             places: Cache::new(CACHED_PLACES),
             files: Cache::new(OPEN_BLOBS),
-            groups: KnownGroups::new(),
+            groups,
             next_temporary: AtomicU64::new(0),
             pinned: Arc::default(),
             forgotten: AtomicU64::new(0),
         })
     }
 
-    /// The groups of large files that were hashed lately.
+    /// What is known of the groups of large files.
     pub(crate) fn groups(&self) -> &KnownGroups {
         &self.groups
     }
@@ -213,9 +215,9 @@ impl Objects {
         &self.pinned
     }
 
-    /// Bytes on disk: packs and blob files.
+    /// Bytes on disk: packs, blob files, and what is known of large ones.
     pub(crate) fn disk_bytes(&self) -> Result<u64> {
-        let mut bytes = self.packs.disk_bytes()?;
+        let mut bytes = self.packs.disk_bytes()? + self.groups.disk_bytes()?;
         for shard in self.shards()? {
             let files = self.blob_files(&shard)?;
             bytes += files.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
@@ -437,6 +439,8 @@ enum Pending {
 /// A blob that was written from a file, and how.
 pub(crate) struct Copied {
     pub(crate) digest: Digest,
+    /// `None` if it is small.
+    pub(crate) groups: Option<Groups>,
     /// Whether its blocks are shared with the source's.
     pub(crate) reflinked: bool,
 }
@@ -523,6 +527,7 @@ impl ObjectBatch<'_> {
             source.read_exact_at(&mut bytes, offset)?;
             return Ok(self.put(&bytes).map(|digest| Copied {
                 digest,
+                groups: None,
                 reflinked: false,
             }));
         }
@@ -555,7 +560,6 @@ impl ObjectBatch<'_> {
             done += part.len() as u64;
         }
         let (digest, groups) = hasher.finish();
-        self.objects.groups.keep(digest, length, groups);
         Ok(self.has(&digest).map(|known| {
             if !known {
                 self.keep(
@@ -564,7 +568,11 @@ impl ObjectBatch<'_> {
                     if reflinked { 0 } else { length },
                 );
             }
-            Copied { digest, reflinked }
+            Copied {
+                digest,
+                groups: Some(groups),
+                reflinked,
+            }
         }))
     }
 

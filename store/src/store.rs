@@ -2,8 +2,8 @@
 //!
 //! # On disk
 //! `FORMAT` holds the number of the store's format, `LOCK` is locked by the process that has the
-//! store open and holds its pid, `db/` is the database, `packs/` and `blobs/` hold objects, and
-//! `uppers/NNNNNNNN/` the private changes of lease NNNNNNNN; with `.released` behind its name they are
+//! store open and holds its pid, `db/` is the database, `packs/` and `blobs/` hold objects, `groups/`
+//! what is known of large ones, and `uppers/NNNNNNNN/` the private changes of lease NNNNNNNN; with `.released` behind its name they are
 //! being removed.
 
 use std::fs::{self, File, OpenOptions};

@@ -14,7 +14,7 @@ use crate::store::Store;
 /// for some small files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreUsage {
-    /// Bytes on disk of packs and blob files.
+    /// Bytes on disk of packs and blob files, and of what is known of large ones.
     pub object_bytes: u64,
     /// Bytes on disk of the database.
     pub database_bytes: u64,

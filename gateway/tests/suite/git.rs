@@ -20,14 +20,30 @@ struct Repository {
 impl Repository {
     /// A repository of three commits on `main`, with a further branch.
     fn new() -> Repository {
+        Repository::made_by(
+            "git init -q -b main; git add .; git commit -qm one; echo 2 >> a; git commit -qam two; \
+             git branch other; echo 3 >> a; git commit -qam three",
+        )
+    }
+
+    /// A repository of two commits, with a submodule `sub` of one, whose git directory is in
+    /// `.git/modules`.
+    fn with_submodule() -> Repository {
+        Repository::made_by(
+            "lib=$(dirname \"$PWD\")/lib; mkdir \"$lib\"; echo f > \"$lib/f\"; \
+             (cd \"$lib\"; git init -q -b main; git add .; git commit -qm lib); \
+             git init -q -b main; git add .; git commit -qm one; \
+             git -c protocol.file.allow=always submodule --quiet add \"$lib\" sub; git commit -qm two; \
+             test -f sub/.git; test -d .git/modules/sub/objects; rm -rf \"$lib\"",
+        )
+    }
+
+    fn made_by(script: &str) -> Repository {
         let rig = Rig::start();
         let project = rig.project("project", &[("a", b"a\n"), ("b", b"b\n"), ("d/c", b"c\n")]);
         let made = Command::new("sh")
             .arg("-c")
-            .arg(format!(
-                "{GIT} git init -q -b main; git add .; git commit -qm one; echo 2 >> a; git commit -qam two; \
-                 git branch other; echo 3 >> a; git commit -qam three"
-            ))
+            .arg(format!("{GIT}{script}"))
             .current_dir(&project)
             .status()
             .unwrap();
@@ -62,16 +78,22 @@ impl Repository {
     #[track_caller]
     fn check(&self, commits: &[&str], status: &str) -> String {
         let session = self.session();
-        self.sh(&session, "git fsck --full --strict");
+        self.check_commits(&session, ".", commits);
+        assert_eq!(self.sh(&session, "git status --porcelain"), status);
+        session
+    }
+
+    /// That the repository at `path` is sound and has these commits, sorted.
+    #[track_caller]
+    fn check_commits(&self, session: &str, path: &str, commits: &[&str]) {
+        self.sh(session, &format!("git -C {path} fsck --full --strict"));
         let mut found: Vec<String> = self
-            .sh(&session, "git log --all --format=%s")
+            .sh(session, &format!("git -C {path} log --all --format=%s"))
             .lines()
             .map(str::to_owned)
             .collect();
         found.sort();
-        assert_eq!(found, commits);
-        assert_eq!(self.sh(&session, "git status --porcelain"), status);
-        session
+        assert_eq!(found, commits, "{path}");
     }
 
     fn end(self) {
@@ -142,6 +164,148 @@ fn commits_on_branches_of_their_own_go_where_they_belong() {
         "refs/heads/main three\nrefs/heads/mine first\nrefs/heads/other second\nrefs/tags/v1 second\n"
     );
     repository.end();
+}
+
+/// Both have the same branch checked out, and one of them moves it, while the other does something
+/// else to the repository.
+#[test]
+fn who_alone_moves_the_branch_brings_the_index() {
+    let aside = "git branch aside$N; touch b; git status";
+    let moves = "echo $N >> a; echo $N > new$N; git add .; git commit -qm c$N";
+    for order in [[0, 1], [1, 0]] {
+        let repository = Repository::new();
+        let mut commits = vec!["one", "three", "two"];
+        for (round, commit) in ["c0", "c1"].into_iter().enumerate() {
+            let sessions = [repository.session(), repository.session()];
+            for (session, script) in sessions.iter().zip([aside, moves]) {
+                repository.sh(session, &format!("N={round}; {script}"));
+            }
+            for index in order {
+                let report = repository.publish(&sessions[index]);
+                assert_eq!(report["saved_refs"], json!([]), "{report:#}");
+                if index == 1 {
+                    let skipped = report["skipped"].as_array().unwrap();
+                    let kept = |skipped: &Value| skipped["path"] == ".git/index";
+                    assert!(!skipped.iter().any(kept), "{report:#}");
+                }
+            }
+            commits.insert(round, commit);
+            // The next commit has nothing but what is changed for it.
+            let session = repository.check(&commits, "");
+            assert_eq!(repository.sh(&session, "git diff --cached"), "");
+            let branches = repository.sh(&session, "git branch --format='%(refname:short)'");
+            assert!(branches.contains(&format!("aside{round}\n")), "{branches}");
+            let listed = repository.sh(&session, "git ls-files");
+            assert!(listed.contains(&format!("new{round}\n")), "{listed}");
+        }
+        repository.end();
+    }
+}
+
+/// What others staged is not lost for a commit, nor is the commit.
+#[test]
+fn who_moves_the_branch_beside_what_is_staged_is_saved() {
+    let repository = Repository::new();
+    let (first, second) = (repository.session(), repository.session());
+    repository.sh(&first, "echo staged > staged; git add staged");
+    repository.sh(
+        &second,
+        "echo second > second; git add second; git commit -qm second",
+    );
+    repository.publish(&first);
+    let report = repository.publish(&second);
+    let saved = report["saved_refs"].as_array().unwrap();
+    assert_eq!(saved.len(), 1, "{report:#}");
+    assert_eq!(saved[0]["name"], "refs/heads/main");
+    let session = repository.check(&["one", "second", "three", "two"], "A  staged\n?? second\n");
+    assert_eq!(repository.sh(&session, "git log -1 --format=%s"), "three\n");
+    repository.end();
+}
+
+/// In the submodule and in the repository that has it.
+#[test]
+fn commits_on_one_branch_of_a_submodule_are_both_kept() {
+    let scripts = [
+        "cd sub; echo more >> f; git commit -qam first; cd ..; git commit -qam bump-first",
+        "cd sub; echo new > g; git add .; git commit -qm second; cd ..; git commit -qam bump-second",
+    ];
+    for order in [[0, 1], [1, 0]] {
+        let repository = Repository::with_submodule();
+        let sessions = [repository.session(), repository.session()];
+        for (session, script) in sessions.iter().zip(scripts) {
+            repository.sh(session, script);
+        }
+        let report = repository.publish(&sessions[order[0]]);
+        assert_eq!(report["saved_refs"], json!([]), "{report:#}");
+        let report = repository.publish(&sessions[order[1]]);
+        let saved = report["saved_refs"].as_array().unwrap();
+        assert_eq!(saved.len(), 2, "{report:#}");
+        let session = repository.session();
+        let commits = ["bump-first", "bump-second", "one", "two"];
+        repository.check_commits(&session, ".", &commits);
+        repository.check_commits(&session, "sub", &["first", "lib", "second"]);
+        // The files of both; the branch is who came first's, in both repositories.
+        assert_eq!(repository.sh(&session, "cat sub/f sub/g"), "f\nmore\nnew\n");
+        let won = ["first", "second"][order[0]];
+        let heads = "git -C sub log -1 --format=%s; git log -1 --format=%s";
+        assert_eq!(
+            repository.sh(&session, heads),
+            format!("{won}\nbump-{won}\n")
+        );
+        // Every commit of the one has the commit of the other that it names.
+        repository.sh(
+            &session,
+            "for commit in $(git log --all --format=%H --grep=bump); do \
+             git -C sub cat-file -e $(git rev-parse $commit:sub); done",
+        );
+        for saved in saved {
+            assert_eq!(saved["name"], "refs/heads/main");
+            let saved = saved["saved_as"].as_str().unwrap();
+            repository.sh(
+                &session,
+                &format!(
+                    "git rev-parse -q --verify {saved}; git -C sub rev-parse -q --verify {saved}"
+                ),
+            );
+        }
+        repository.sh(
+            &session,
+            "git submodule status; cd sub; echo again >> f; git commit -qm again f",
+        );
+        repository.publish(&session);
+        let session = repository.session();
+        repository.check_commits(&session, "sub", &["again", "first", "lib", "second"]);
+        repository.end();
+    }
+}
+
+#[test]
+fn commits_on_branches_of_a_submodule_go_where_they_belong() {
+    for order in [[0, 1], [1, 0]] {
+        let repository = Repository::with_submodule();
+        let sessions = [repository.session(), repository.session()];
+        for (session, name) in sessions.iter().zip(["first", "second"]) {
+            repository.sh(
+                session,
+                &format!(
+                    "cd sub; git checkout -qb {name}; echo {name} > {name}; git add .; git commit -qm {name}; \
+                     git checkout -q main"
+                ),
+            );
+        }
+        for index in order {
+            let report = repository.publish(&sessions[index]);
+            assert_eq!(report["saved_refs"], json!([]), "{report:#}");
+        }
+        let session = repository.check(&["one", "two"], "");
+        repository.check_commits(&session, "sub", &["first", "lib", "second"]);
+        let refs = "git -C sub for-each-ref --format='%(refname) %(subject)' refs/heads";
+        assert_eq!(
+            repository.sh(&session, refs),
+            "refs/heads/first first\nrefs/heads/main lib\nrefs/heads/second second\n"
+        );
+        repository.end();
+    }
 }
 
 #[test]

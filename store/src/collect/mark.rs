@@ -9,6 +9,7 @@ use crate::content::{Content, Layout};
 use crate::digest::Digest;
 use crate::directory::DirectoryEntry;
 use crate::error::Result;
+use crate::known_groups::MIN_STORED;
 use crate::layer::LayerRoot;
 use crate::links::LinkTable;
 use crate::lower::load_directory;
@@ -20,6 +21,8 @@ use crate::pins::short;
 #[derive(Default)]
 pub(crate) struct Marks {
     seen: FxHashSet<u64>,
+    /// Content of which something is stored beside the objects.
+    contents: FxHashSet<u64>,
     roots: FxHashSet<Digest>,
 }
 
@@ -27,6 +30,11 @@ impl Marks {
     /// Whether an object was reached.
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         self.seen.contains(&short(digest))
+    }
+
+    /// Whether content was reached of which the groups may be stored.
+    pub(crate) fn has_content(&self, digest: &Digest) -> bool {
+        self.contents.contains(&short(digest))
     }
 
     /// How many objects were reached.
@@ -103,6 +111,9 @@ impl Marks {
         content: &Content,
         each: &mut dyn FnMut(&Digest) -> Result<()>,
     ) -> Result<()> {
+        if content.size >= MIN_STORED {
+            self.contents.insert(short(&content.digest));
+        }
         match content.layout {
             Layout::Whole if content.size == 0 => {}
             Layout::Whole => {

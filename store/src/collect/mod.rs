@@ -90,6 +90,10 @@ impl Store {
         if complete {
             complete = self.sweep_strays(dry_run, stopped, &mut found)?;
         }
+        if complete && !dry_run {
+            let known = self.objects().groups();
+            known.retain(|digest| marks.has_content(digest))?;
+        }
         found.complete = complete;
         tracing::debug!(?found, dry_run, marked = marks.len(), "garbage collected");
         Ok(found)

@@ -171,6 +171,10 @@ impl<'a> FileReader<'a> {
                 if copied.reflinked {
                     add(&self.walk.counts.reflinked, 1);
                 }
+                if let Some(groups) = copied.groups {
+                    let known = self.store.objects().groups();
+                    known.keep(copied.digest, size, groups);
+                }
                 Content {
                     size,
                     stored: size,

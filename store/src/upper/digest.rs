@@ -35,7 +35,9 @@ impl Upper {
     /// with.
     pub(super) fn hash(&self, size: u64, runs: &[Run], base: Option<&Content>) -> Result<Digest> {
         let known = self.lower().objects().groups();
-        let (digest, groups) = match base.and_then(|base| Some((base, known.get(&base.digest)?))) {
+        let (digest, groups) = match base
+            .and_then(|base| Some((base, known.get(&base.digest, base.size)?)))
+        {
             Some((base, groups)) if size > GROUP_BYTES => {
                 self.hash_changed(size, runs, base, &groups)?
             }

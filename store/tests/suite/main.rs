@@ -10,6 +10,7 @@
 
 mod blame;
 mod carried;
+mod cells;
 mod collect;
 mod content;
 mod corners;
@@ -21,6 +22,7 @@ mod gate;
 mod import;
 mod import_again;
 mod import_disturbed;
+mod known;
 mod meeting;
 mod merge;
 mod moves;
