@@ -22,7 +22,8 @@ const NO_CODE: u8 = 125;
 /// The exit code of `operation`, answered with `answer`.
 ///
 /// 0, unless a publish, rebase or refresh ended in conflicts: then 4, also for the publish that ends an
-/// automatic session; 1 if a check of the store or of the host found something wrong. With `passes_code` it is that of the command, and 4 only where the command's is 0.
+/// automatic session; 1 if a check of the store or of the host found something wrong. With `passes_code`
+/// it is that of the command, and 4 only where the command's is 0.
 pub(crate) fn exit_code(operation: OperationName, answer: &Value, passes_code: bool) -> u8 {
     if operation == OperationName::PublishWorkspaceSession {
         let conflict = Published::deserialize(answer).is_ok_and(|published| conflicts(&published));
@@ -43,8 +44,8 @@ pub(crate) fn exit_code(operation: OperationName, answer: &Value, passes_code: b
         return if damaged { FAILURE } else { 0 };
     }
     if operation == OperationName::Doctor {
-        let healthy = DoctorReport::deserialize(answer).is_ok_and(|report| report.healthy);
-        return if healthy { 0 } else { FAILURE };
+        let broken = DoctorReport::deserialize(answer).is_ok_and(|report| !report.healthy);
+        return if broken { FAILURE } else { 0 };
     }
     if !grammar::answers_a_command(operation) {
         return 0;
