@@ -23,7 +23,7 @@ const FEW_DESCRIPTORS: u64 = 4096;
 /// The first kernel with `mount_setattr`, which makes a session's root read-only.
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
 /// Landlock's ABI that has scopes for abstract sockets (Linux 6.12).
-const LANDLOCK_SCOPES: i64 = 6;
+const LANDLOCK_SCOPES: libc::c_long = 6;
 /// Docker's API of 20.10, whose seccomp profile can be replaced by one that allows what is needed.
 const OLDEST_DOCKER_API: (u32, u32) = (1, 41);
 
@@ -242,7 +242,7 @@ fn landlock() -> HostCheck {
     const VERSION: libc::c_long = 1;
     // SAFETY: asked for its version, the call takes no attributes.
     let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, VERSION) };
-    if i64::from(abi) >= LANDLOCK_SCOPES {
+    if abi >= LANDLOCK_SCOPES {
         return check("landlock", Good, format!("ABI {abi}"), None);
     }
     check(
