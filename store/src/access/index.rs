@@ -109,26 +109,13 @@ impl Group {
             });
             index as u32 + 1
         });
-        let row = GroupRow { digest, ..row };
         if self.rows.is_empty() {
             self.first_unix_ms = row.first_unix_ms;
         }
         self.first_unix_ms = self.first_unix_ms.min(row.first_unix_ms);
         self.last_unix_ms = self.last_unix_ms.max(row.last_unix_ms);
         self.kinds |= bit(row.kind);
-        // Newest first: what goes together comes together.
-        let same = |known: &&mut GroupRow| {
-            (known.actor, known.kind, known.digest) == (row.actor, row.kind, row.digest)
-        };
-        match self.rows.iter_mut().rev().find(same) {
-            Some(known) => {
-                known.count += row.count;
-                known.bytes += row.bytes;
-                known.first_unix_ms = known.first_unix_ms.min(row.first_unix_ms);
-                known.last_unix_ms = known.last_unix_ms.max(row.last_unix_ms);
-            }
-            None => self.rows.push(row),
-        }
+        self.rows.push(GroupRow { digest, ..row });
     }
 }
 
@@ -143,7 +130,7 @@ pub(super) fn seal(
     let (stack_key, lease_key) = (stack.0.to_be_bytes(), lease.0.to_be_bytes());
     let mut actors: HashMap<&Actor, u32> = HashMap::new();
     let mut numbers: HashMap<Vec<u8>, u32> = HashMap::new();
-    let mut groups: HashMap<&RelPath, Group, RandomState> = HashMap::default();
+    let mut folded: HashMap<_, GroupRow, RandomState> = HashMap::default();
     let mut commands: HashMap<(u32, &RelPath), u16, RandomState> = HashMap::default();
     for frame in frames {
         // The number of each actor, and of its command.
@@ -180,16 +167,28 @@ pub(super) fn seal(
                 first_unix_ms: row.first_unix_ms,
                 last_unix_ms: row.last_unix_ms,
             };
-            groups.entry(path).or_default().add(packed, digest);
+            folded
+                .entry((path, actor, row.kind, digest))
+                .and_modify(|known| {
+                    known.count += row.count;
+                    known.bytes += row.bytes;
+                    known.first_unix_ms = known.first_unix_ms.min(row.first_unix_ms);
+                    known.last_unix_ms = known.last_unix_ms.max(row.last_unix_ms);
+                })
+                .or_insert(packed);
         }
     }
     let mut names = vec![Vec::new(); numbers.len()];
     for (command, number) in numbers {
         names[number as usize] = command;
     }
-    let rows = groups.values().map(|group| group.rows.len() as u64).sum();
+    let rows = folded.len() as u64;
+    let mut groups: HashMap<&RelPath, Group, RandomState> = HashMap::default();
+    for ((path, _, _, digest), row) in folded {
+        groups.entry(path).or_default().add(row, digest);
+    }
     let seal = record.seals.to_be_bytes();
-    // In the order of their keys, which the database takes twice as fast as any other.
+    // In the order of their keys, as the database keeps them.
     let mut groups: Vec<(&RelPath, Group)> = groups.into_iter().collect();
     groups.sort_unstable_by_key(|(path, _)| path.as_bytes());
     let mut commands: Vec<((&[u8], &RelPath), u16)> = commands

@@ -526,7 +526,7 @@ mod tests {
         }
     }
 
-    /// Free space is what was used, in pieces that touch nothing used, whatever was given back.
+    /// All that was freed is given back but for less than a piece, and never what is used again.
     #[test]
     fn freed_space_is_given_back_once() {
         let dir = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@
 use super::extents::{Place, Run};
 use super::state::{Attrs, FileBody, InodeBody, Record, State};
 use super::{BLOCK, Transaction, Upper};
+use crate::content::Content;
 use crate::error::{Error, Result};
 use crate::node::Ino;
 
@@ -72,6 +73,17 @@ impl Upper {
             self.read_place(run.place, &mut buffer[at..at + run.length as usize])?;
         }
         Ok(buffer)
+    }
+
+    /// Where the bytes of a file of the layer lie.
+    pub(super) fn lower_runs(&self, content: &Content) -> Result<Vec<Run>> {
+        let segments = content.segments(self.lower().objects())?;
+        let runs = segments.into_iter().map(|segment| Run {
+            offset: segment.offset,
+            length: segment.length,
+            place: Place::Blob(segment.source),
+        });
+        Ok(runs.collect())
     }
 
     /// Writes `bytes` at `offset` of file `ino`, making it longer where needed. `attrs` makes the
@@ -434,15 +446,7 @@ impl Upper {
             });
         };
         drop(state);
-        let runs: Vec<Run> = content
-            .segments(self.lower().objects())?
-            .into_iter()
-            .map(|segment| Run {
-                offset: segment.offset,
-                length: segment.length,
-                place: Place::Blob(segment.source),
-            })
-            .collect();
+        let runs = self.lower_runs(&content)?;
         let mut extents = super::Extents::default();
         let mut freed = Vec::new();
         runs.iter().for_each(|run| extents.insert(*run, &mut freed));

@@ -60,15 +60,7 @@ impl Upper {
         base: &Content,
         groups: &Groups,
     ) -> Result<(Digest, Groups)> {
-        let before: Vec<Run> = base
-            .segments(self.lower().objects())?
-            .into_iter()
-            .map(|segment| Run {
-                offset: segment.offset,
-                length: segment.length,
-                place: Place::Blob(segment.source),
-            })
-            .collect();
+        let before = self.lower_runs(base)?;
         let mut hasher = GroupHasher::new(size);
         let mut buffer = vec![0; GROUP_BYTES as usize];
         let mut hash_group = |number: u64| -> Result<()> {

@@ -3,7 +3,9 @@
 //! Everything is found by inode number, so a directory keeps what is in it wherever it is moved.
 //! Functions that take a [`State`] work inside a transaction as well as outside.
 
-use super::state::{FileBody, InodeBody, Slot, State};
+use std::sync::Arc;
+
+use super::state::{Entry, FileBody, InodeBody, Slot, State};
 use super::{Upper, extents::Place};
 use crate::content::Content;
 use crate::directory::Directory;
@@ -55,6 +57,14 @@ pub struct ListedEntry<'a> {
     pub next: u64,
     /// Where it is in the layer, if it is the layer's.
     below: Option<(&'a Directory, usize)>,
+}
+
+/// Where an entry was found.
+enum Found {
+    /// Among what the session has changed.
+    Changed(Entry),
+    /// In a directory of the layer, at this place.
+    Below(Arc<Directory>, usize),
 }
 
 impl ListedEntry<'_> {
@@ -115,41 +125,39 @@ impl Upper {
         directory: Ino,
         name: &[u8],
     ) -> Result<Option<(Ino, Kind)>> {
-        match state.slot(directory, name) {
-            Some(Slot::Whiteout) => Ok(None),
-            Some(Slot::Entry(entry)) => Ok(Some((entry.ino, entry.kind))),
-            None => {
-                let Some(below) = self.lower().directory(directory)? else {
-                    return Ok(None);
-                };
-                Ok(below.find(name).map(|index| below.identity(index)))
-            }
-        }
+        let found = self.find_entry(state, directory, name)?;
+        Ok(found.map(|found| match found {
+            Found::Changed(entry) => (entry.ino, entry.kind),
+            Found::Below(below, index) => below.identity(index),
+        }))
     }
 
-    /// The attributes of the inode that `name` in `directory` is; `None` if there is no such entry.
-    /// One step for a look-up, which is the request that there are most of.
+    /// The attributes of what `name` in `directory` is; `None` if there is no such entry.
     ///
     /// # Errors
     /// As reading an object.
-    pub fn look_up(
+    pub fn attributes_at(
         &self,
         state: &State,
         directory: Ino,
         name: &[u8],
     ) -> Result<Option<Attributes>> {
+        match self.find_entry(state, directory, name)? {
+            None => Ok(None),
+            Some(Found::Changed(entry)) => self.attributes(state, entry.ino),
+            // Not by its number, which would have to be found again: of requests, most are this.
+            Some(Found::Below(below, index)) => self.attributes_below(state, &below, index),
+        }
+    }
+
+    fn find_entry(&self, state: &State, directory: Ino, name: &[u8]) -> Result<Option<Found>> {
         match state.slot(directory, name) {
             Some(Slot::Whiteout) => Ok(None),
-            Some(Slot::Entry(entry)) => self.attributes(state, entry.ino),
-            None => {
-                let Some(below) = self.lower().directory(directory)? else {
-                    return Ok(None);
-                };
-                let Some(index) = below.find(name) else {
-                    return Ok(None);
-                };
-                self.attributes_below(state, &below, index)
-            }
+            Some(Slot::Entry(entry)) => Ok(Some(Found::Changed(entry))),
+            None => Ok(self.lower().directory(directory)?.and_then(|below| {
+                let index = below.find(name)?;
+                Some(Found::Below(below, index))
+            })),
         }
     }
 

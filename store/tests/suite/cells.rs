@@ -5,7 +5,7 @@ use sandstack_store::{NewBody, Outcome, PublishReport};
 
 use crate::fixture::snapshot::Data;
 use crate::fixture::{Session, Snapshot, project};
-use crate::table::{Edit, apart, conflicts_of, same, together};
+use crate::table::{Edit, apart, both_orders_on, conflicts_of, same, together};
 
 const FILES: &[(&str, &str)] = &[("d/a", "1\n2\n3\n"), ("d/e/b", "b\n"), ("g", "g\n")];
 
@@ -19,21 +19,16 @@ fn make(session: &Session) {
 /// Two sessions on a base with specials make `one` and `other`, and publish in both orders.
 #[track_caller]
 fn over(one: Edit, other: Edit, check: impl Fn(&Snapshot, &PublishReport)) {
-    for (first, second) in [(one, other), (other, one)] {
-        let (_scratch, stack) = project(FILES);
+    let base = || {
+        let (scratch, stack) = project(FILES);
         let maker = Session::open(&stack, "maker");
         make(&maker);
         maker.publish();
-        let sessions = [
-            Session::open(&stack, "first"),
-            Session::open(&stack, "second"),
-        ];
-        first(&sessions[0]);
-        second(&sessions[1]);
-        sessions[0].publish();
-        let report = sessions[1].try_publish(&sessions[1].options());
-        check(&Snapshot::of_head(&stack), &report);
-    }
+        (scratch, stack)
+    };
+    both_orders_on(base, one, other, |session, report| {
+        check(&Snapshot::of_head(&session.stack), report);
+    });
 }
 
 /// Both orders come together, to a head of which this holds.

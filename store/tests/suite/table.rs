@@ -1,6 +1,6 @@
 //! The table of the publish page, cell by cell, in both orders of publishers.
 
-use sandstack_store::{NewBody, Outcome, PublishReport};
+use sandstack_store::{NewBody, Outcome, PublishReport, Stack};
 
 use crate::fixture::session::{changed, rel};
 use crate::fixture::snapshot::Data;
@@ -16,8 +16,19 @@ pub(crate) fn both_orders(
     other: Edit,
     check: impl Fn(&Session, &PublishReport),
 ) {
+    both_orders_on(|| project(files), one, other, check);
+}
+
+/// As [`both_orders`], on a stack that `base` makes.
+#[track_caller]
+pub(crate) fn both_orders_on<Kept>(
+    base: impl Fn() -> (Kept, Stack),
+    one: Edit,
+    other: Edit,
+    check: impl Fn(&Session, &PublishReport),
+) {
     for (first, second) in [(one, other), (other, one)] {
-        let (_scratch, stack) = project(files);
+        let (_kept, stack) = base();
         let sessions = [
             Session::open(&stack, "first"),
             Session::open(&stack, "second"),
