@@ -4,7 +4,8 @@
 //! directory in one. So a new session's first `git status` costs little more than its second.
 //!
 //! The record is to stay true. The walk is no access of anybody's. It stops reading a directory
-//! before the end, so that the kernel does not keep the listing: whoever lists it asks, and is noted.
+//! before the end, so that the kernel does not keep the listing: whoever lists it asks, and is noted. If
+//! the end is met all the same, something went from there meanwhile, and the kernel is told to let go.
 //! What is not there, is not known either: whoever looks for it asks. But who looks up what is there
 //! is not seen any more.
 
@@ -19,6 +20,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, openat2};
 use sandstack_store::{Ino, Kind, ROOT_INO};
 
+use crate::notify::Notifier;
 use crate::trees::Trees;
 use crate::view::View;
 
@@ -60,13 +62,13 @@ impl View {
     pub fn walk(&self, mount: OwnedFd) -> io::Result<Walk> {
         let ended = Arc::new(AtomicBool::new(false));
         let (trees, end) = (Arc::clone(&self.trees), Arc::clone(&ended));
+        let notifier = Arc::clone(&self.notifier);
         let thread = std::thread::Builder::new()
             .name("fs-walk".to_owned())
             .spawn(move || {
                 yield_to_others();
-                // Whoever ends the view or changes a directory meanwhile is in the right: what is not
-                // walked is asked for.
-                if let Err(error) = walk(&trees, &mount, &end) {
+                // Whoever ends the view meanwhile is in the right: what is not walked is asked for.
+                if let Err(error) = walk(&trees, &notifier, &mount, &end) {
                     tracing::debug!(%error, "a walk through a view has ended early");
                 }
             })?;
@@ -88,7 +90,7 @@ fn yield_to_others() {
     }
 }
 
-fn walk(trees: &Trees, mount: &OwnedFd, ended: &AtomicBool) -> io::Result<()> {
+fn walk(trees: &Trees, notifier: &Notifier, mount: &OwnedFd, ended: &AtomicBool) -> io::Result<()> {
     let mut buffer = vec![MaybeUninit::uninit(); LISTING];
     let mut pending: Vec<(Ino, Vec<u8>)> = vec![(ROOT_INO, b".".to_vec())];
     let mut walked = 0;
@@ -108,11 +110,38 @@ fn walk(trees: &Trees, mount: &OwnedFd, ended: &AtomicBool) -> io::Result<()> {
             }
             true
         });
-        listed.map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+        let listed = listed
+            .map_err(|error| io::Error::from_raw_os_error(error.errno()))
+            .and_then(|()| have_listed(mount, path, entries, &mut buffer));
+        match listed {
+            Ok(Seen::Entries) => {}
+            Ok(Seen::End) => {
+                notifier.inode(ino)?;
+            }
+            Err(error) if is_over(&error) => return Err(error),
+            // Removed, moved or closed to us since it was listed: whoever can asks.
+            Err(error) => tracing::trace!(ino, %error, "a directory is not walked"),
+        }
         walked += entries;
-        have_listed(mount, path, entries, &mut buffer)?;
     }
     Ok(())
+}
+
+/// Whether the view has ended.
+fn is_over(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)
+    )
+}
+
+/// What the kernel has seen of a directory.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    /// As many entries as there were.
+    Entries,
+    /// Fewer, and then the end.
+    End,
 }
 
 /// Has the kernel ask for so many entries of a directory, and not for their end.
@@ -121,7 +150,7 @@ fn have_listed(
     path: Vec<u8>,
     entries: usize,
     buffer: &mut [MaybeUninit<u8>],
-) -> io::Result<()> {
+) -> io::Result<Seen> {
     let path = CString::new(path)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // A program may put a symlink in the way.
@@ -131,8 +160,32 @@ fn have_listed(
     for _ in 0..entries {
         match listed.next() {
             Some(entry) => entry?,
-            None => break,
+            None => return Ok(Seen::End),
         };
     }
-    Ok(())
+    Ok(Seen::Entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(mount: &OwnedFd, path: &str, entries: usize) -> io::Result<Seen> {
+        let mut buffer = vec![MaybeUninit::uninit(); LISTING];
+        have_listed(mount, path.into(), entries, &mut buffer)
+    }
+
+    #[test]
+    fn a_walk_stays_where_it_is_and_knows_when_it_has_seen_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::os::unix::fs::symlink("a", dir.path().join("link")).unwrap();
+        std::os::unix::fs::symlink("/", dir.path().join("out")).unwrap();
+        let mount: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        assert_eq!(listed(&mount, "./a", 3).unwrap(), Seen::Entries);
+        assert_eq!(listed(&mount, "./a", 4).unwrap(), Seen::End);
+        for away in ["./link/b", "./link", "./out/etc", "./..", "./none"] {
+            assert!(listed(&mount, away, 1).is_err(), "{away}");
+        }
+    }
 }

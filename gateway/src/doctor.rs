@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sandstack_api::management::{CheckStatus, DoctorReport, HostCheck};
 
 use crate::cgroup;
@@ -26,6 +27,9 @@ const OLDEST_KERNEL: (u32, u32) = (5, 12);
 const LANDLOCK_SCOPES: libc::c_long = 6;
 /// Docker's API of 20.10, whose seccomp profile can be replaced by one that allows what is needed.
 const OLDEST_DOCKER_API: (u32, u32) = (1, 41);
+
+/// Held while things are tried: they have the same names each time.
+static TRYING: Mutex<()> = Mutex::new(());
 
 /// The numbers of `/dev/fuse` (`devices.txt` of Linux).
 const FUSE: (u32, u32) = (10, 229);
@@ -51,6 +55,7 @@ impl Gateway {
         let gateway = Arc::clone(self);
         let looked = self
             .blocking(move || {
+                let _alone = TRYING.lock();
                 let state = &gateway.config.state_dir;
                 Ok(vec![
                     kernel(),

@@ -301,6 +301,9 @@ impl Recorder {
         let path = self.paths.lock().inode(&self.upper.read(), ino);
         let digest = self.unchanged(ino, kind);
         self.note(pid, path, kind, bytes, digest, None);
+        if kind == AccessKind::Execute {
+            self.processes.runs_another(pid);
+        }
     }
 
     /// Notes that content was read or written: `length` bytes at `offset`.

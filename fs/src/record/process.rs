@@ -62,8 +62,8 @@ impl Hash for Process {
 
 struct Known {
     since: Instant,
-    /// When its program was asked for last.
-    asked: Instant,
+    /// When its program was asked for last; `None` if it may run another one at any moment.
+    asked: Option<Instant>,
     /// When the thread was started, in ticks since the machine was.
     started: Option<u64>,
     process: Arc<Process>,
@@ -81,7 +81,11 @@ impl Processes {
                 .get(&thread)
                 .filter(|known| now.duration_since(known.since) < BELIEVED);
             match known {
-                Some(known) if now.duration_since(known.asked) < SAME_PROGRAM => {
+                Some(known)
+                    if known
+                        .asked
+                        .is_some_and(|asked| now.duration_since(asked) < SAME_PROGRAM) =>
+                {
                     return Arc::clone(&known.process);
                 }
                 known => known.map(|known| Arc::clone(&known.process)),
@@ -93,12 +97,22 @@ impl Processes {
                 .as_deref()
                 .is_none_or(|program| runs(thread, program))
         {
-            if let Some(known) = self.0.lock().get_mut(&thread) {
-                known.asked = now;
+            if let Some(asked) = self.0.lock().get_mut(&thread).map(|known| &mut known.asked)
+                && asked.is_some()
+            {
+                *asked = Some(now);
             }
             return process;
         }
         self.look_up(thread, now, MAX_PARENTS)
+    }
+
+    /// A thread has begun to run a program of the view: it reads it as the one before, and then as the
+    /// new one.
+    pub(super) fn runs_another(&self, thread: u32) {
+        if let Some(known) = self.0.lock().get_mut(&thread) {
+            known.asked = None;
+        }
     }
 
     /// Looks a thread up, with at most so many parents.
@@ -144,7 +158,7 @@ impl Processes {
         }
         let found = Known {
             since: now,
-            asked: now,
+            asked: Some(now),
             started,
             process: Arc::clone(&process),
         };

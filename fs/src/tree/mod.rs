@@ -103,7 +103,7 @@ impl Tree {
             }
             _ => {}
         }
-        let found = self.upper.look_up(&state, parent, name)?;
+        let found = self.upper.attributes_at(&state, parent, name)?;
         found.ok_or(Error::NotFound)
     }
 
