@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sandstack_api::management::SandboxState;
 use sandstack_api::runtime::{CommandStatus, SessionState};
@@ -18,11 +19,15 @@ use serde_json::json;
 use crate::event::Subject;
 use crate::failure::{Failure, Result, io_failure};
 use crate::gateway::{Command, Gateway, Sandbox, Session};
-use crate::provider::{Standing, command_dir, socket};
+use crate::provider::{Spec, Standing, command_dir, socket};
 use crate::rows::SessionRow;
 
 /// Why a session is `finalizing` while it is published; everything else that finalizes is an end.
 pub(crate) const PUBLISHING: &str = "it is being published";
+
+/// How long a holder that ended may be told to run: Docker takes notice of an end after its container's
+/// other processes are gone too.
+const NOTICE_WITHIN: Duration = Duration::from_secs(2);
 
 impl Gateway {
     /// Takes everything up again that the last gateway on this state directory left.
@@ -145,18 +150,24 @@ impl Gateway {
     pub(crate) async fn restore(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
         let spec = sandbox.spec();
         let mut lost = None;
-        let alive = match sandbox.provider.check(&spec).await {
-            Standing::Runs => self.connect_holder(sandbox).await.is_ok(),
-            Standing::StandsStill(reason) => {
+        let alive = match self.reach_holder(sandbox, &spec).await {
+            Ok(()) => true,
+            Err(Standing::Runs) => {
+                let reason = "the holder runs and does not answer".to_owned();
+                tracing::info!(sandbox = %sandbox.id, reason, "starting another holder");
+                lost = Some(reason);
+                false
+            }
+            Err(Standing::StandsStill(reason)) => {
                 *sandbox.stands_still.lock() = Some(reason.clone());
                 return Err(Failure::conflict(reason));
             }
             // Whoever started it may be away, and it be there.
-            Standing::Unknown(reason) => match self.connect_holder(sandbox).await {
+            Err(Standing::Unknown(reason)) => match self.connect_holder(sandbox).await {
                 Ok(()) => true,
                 Err(_) => return Err(Failure::new(ErrorCode::Unavailable, reason)),
             },
-            Standing::Gone(reason) => {
+            Err(Standing::Gone(reason)) => {
                 tracing::info!(sandbox = %sandbox.id, reason, "the holder is gone; starting another");
                 lost = Some(reason);
                 false
@@ -184,6 +195,28 @@ impl Gateway {
             json!({ "holder_restarted": !alive, "reason": lost }),
         );
         Ok(())
+    }
+
+    /// Connects to a holder that runs. If that cannot be, how it stands with it.
+    async fn reach_holder(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        spec: &Spec,
+    ) -> std::result::Result<(), Standing> {
+        let begun = Instant::now();
+        loop {
+            let standing = sandbox.provider.check(spec).await;
+            if standing != Standing::Runs {
+                return Err(standing);
+            }
+            if self.connect_holder(sandbox).await.is_ok() {
+                return Ok(());
+            }
+            if begun.elapsed() > NOTICE_WITHIN {
+                return Err(standing);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     async fn restore_session(self: &Arc<Self>, session: &Arc<Session>) -> Result<()> {

@@ -308,7 +308,7 @@ impl Docker {
             let happening = match event.action.as_deref()? {
                 "pause" => Happening::Paused,
                 "unpause" => Happening::WentOn,
-                "die" => Happening::Ended,
+                "die" | "destroy" => Happening::Ended,
                 "oom" => Happening::OutOfMemory,
                 _ => return None,
             };
@@ -338,8 +338,34 @@ impl Docker {
             .build();
         match engine.remove_container(id, Some(options)).await {
             Ok(()) => Ok(()),
-            Err(error) if matches!(status(&error), Some(404 | 409)) => Ok(()),
+            Err(error) if status(&error) == Some(404) => Ok(()),
+            // Somebody else removes it at this moment.
+            Err(error) if status(&error) == Some(409) => self.await_removal(engine, id).await,
             Err(error) => Err(docker_failure("removing the container", error)),
+        }
+    }
+
+    /// Until a container is not there any more: while it is being removed its name is taken, and it can
+    /// be found and not started.
+    async fn await_removal(&self, engine: &Engine, id: &str) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let found = engine
+                .inspect_container(id, None::<InspectContainerOptions>)
+                .await;
+            match found {
+                Err(error) if status(&error) == Some(404) => return Ok(()),
+                Err(error) => return Err(docker_failure("removing the container", error)),
+                Ok(_) if begun.elapsed() > START_DEADLINE => {
+                    return Err(Failure::new(
+                        ErrorCode::Unavailable,
+                        format!(
+                            "container {id} is being removed by somebody else, and that does not end"
+                        ),
+                    ));
+                }
+                Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
         }
     }
 
