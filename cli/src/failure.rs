@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind as GrammarError;
 use sandstack_api::client::{CallError, exit_code};
-use sandstack_api::{ApiError, Authority, ErrorBody, ErrorCode, MAX_BODY_BYTES};
+use sandstack_api::{ApiError, Authority, CommandId, ErrorBody, ErrorCode, MAX_BODY_BYTES};
 
 use crate::Environment;
 use crate::format::{Format, Manners};
@@ -58,6 +58,16 @@ pub(crate) enum Failure {
     /// This process could not start its event loop.
     #[error("cannot start: {0}")]
     Start(#[source] io::Error),
+    /// A command that was followed goes on without anybody who follows it.
+    #[error(
+        "the gateway went and did not come back: {source}; the command goes on, `read_command_lines {command}` and `write_command_stdin {command}` find it again"
+    )]
+    Left {
+        /// The command.
+        command: CommandId,
+        /// What became of the connection.
+        source: CallError,
+    },
     /// The answer could not be written.
     #[error("cannot write the answer: {0}")]
     Write(#[source] io::Error),
@@ -86,7 +96,9 @@ impl Failure {
             Failure::Token { .. } => ErrorCode::Unauthorized,
             Failure::StdinTooLarge => ErrorCode::TooLarge,
             Failure::Call(CallError::Refused(error)) => return (**error).clone(),
-            Failure::Call(CallError::Unreachable { .. }) => ErrorCode::Unavailable,
+            Failure::Call(CallError::Unreachable { .. }) | Failure::Left { .. } => {
+                ErrorCode::Unavailable
+            }
             Failure::Call(CallError::Broken { .. })
             | Failure::Stdin(_)
             | Failure::Start(_)
@@ -106,7 +118,7 @@ pub(crate) fn report(failure: &Failure, environment: &mut Environment, manners: 
         return failure.exit_code();
     }
     match manners.format {
-        Format::Text => tell(failure, environment, manners),
+        Format::Text | Format::Parquet => tell(failure, environment, manners),
         Format::Json | Format::JsonLines => {
             let body = ErrorBody {
                 error: failure.envelope(),

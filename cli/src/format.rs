@@ -15,10 +15,14 @@ pub(crate) enum Format {
     JsonLines,
     /// Text for people.
     Text,
+    /// A Parquet file with every row of a list.
+    Parquet,
 }
 
 /// Names of the formats, as `--output` takes them.
 pub(crate) const FORMATS: [&str; 3] = ["json", "jsonl", "text"];
+/// Names of the formats that `--format` takes, where a list is written out for analysis.
+pub(crate) const EXPORTS: [&str; 2] = ["jsonl", "parquet"];
 /// Names of the colour choices, as `--color` takes them.
 pub(crate) const COLORS: [&str; 3] = ["auto", "always", "never"];
 
@@ -46,13 +50,18 @@ impl Manners {
             match arg.to_str() {
                 Some("--") => break,
                 Some("--json") => format = Some(Format::Json),
+                // What the command writes is all that stdout has.
+                Some("--follow") => format = Some(Format::Text),
                 Some("--jsonl") => format = Some(Format::JsonLines),
-                Some("--output") => {
+                Some("--output" | "--format") => {
                     format = args.next().and_then(|name| Format::named(name)).or(format)
                 }
                 Some("--color") => color = args.next().cloned().or(color),
                 Some(text) => {
-                    if let Some(name) = text.strip_prefix("--output=") {
+                    let named = ["--output=", "--format="]
+                        .iter()
+                        .find_map(|flag| text.strip_prefix(flag));
+                    if let Some(name) = named {
                         format = Format::named(OsStr::new(name)).or(format);
                     } else if let Some(name) = text.strip_prefix("--color=") {
                         color = Some(name.into());
@@ -98,6 +107,7 @@ impl Format {
             Some("json") => Some(Format::Json),
             Some("jsonl") => Some(Format::JsonLines),
             Some("text") => Some(Format::Text),
+            Some("parquet") => Some(Format::Parquet),
             _ => None,
         }
     }

@@ -13,7 +13,7 @@ use sandstack_api::runtime::CommandReply;
 use sandstack_api::{Authority, OPERATIONS, Operation, OperationName};
 
 use crate::field::{Field, Shape, fields_of};
-use crate::format::{COLORS, FORMATS};
+use crate::format::{COLORS, EXPORTS, FORMATS};
 use crate::{help, program};
 
 /// The subcommand that writes a shell's completion script.
@@ -26,8 +26,13 @@ pub(crate) const WORDS: &str = "--";
 pub(crate) const EDIT: &str = "--edit";
 /// Id of the switch that makes every pair of `file_edit` replace all it finds.
 pub(crate) const REPLACE_ALL: &str = "--replace-all";
+/// Id of the shape in which `file_activity` writes out all it knows.
+pub(crate) const FORMAT: &str = "--format";
 /// Id of the switch that passes a command's own exit code through.
 pub(crate) const EXIT_CODE: &str = "--exit-code";
+
+/// Id of the switch that follows a command to its end.
+pub(crate) const FOLLOW: &str = "--follow";
 
 /// Ids of the flags that every operation takes. Fields have their own names as ids, which never
 /// begin with a dash.
@@ -241,11 +246,30 @@ fn with_arguments(command: Command, row: &'static Operation, explained: bool) ->
         );
     }
     command = command.next_help_heading("Fields");
+    if row.operation == OperationName::ExecCommand {
+        command = command.arg(
+            Arg::new(FOLLOW)
+                .long(&FOLLOW[2..])
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["yield_time_ms", global::OUTPUT, global::JSON, global::JSONL])
+                .help("Run it as if it were here: output as it comes, input and signals from here, a terminal if this is one, and its exit code (125: it could not be followed)"),
+        );
+    }
     for field in &fields {
         command = command.args(flags_of(field));
     }
     if row.operation == OperationName::FileEdit {
         command = command.args(edit_args());
+    }
+    if row.operation == OperationName::FileActivity {
+        command = command.arg(
+            Arg::new(FORMAT)
+                .long(&FORMAT[2..])
+                .value_name("FORMAT")
+                .value_parser(PossibleValuesParser::new(EXPORTS))
+                .conflicts_with_all([global::OUTPUT, global::JSON, global::JSONL])
+                .help("Every page, for analysis: as JSON lines, or as a Parquet file (for DuckDB, pandas)"),
+        );
     }
     if answers_a_command(row.operation) {
         command = command.arg(

@@ -5,12 +5,16 @@ use std::io::Write;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command};
 use clap_complete::Shell;
+use parquet::errors::ParquetError;
 use sandstack_api::client::{CallError, Client};
-use sandstack_api::{Authority, Operation, OperationName, RequestId};
+use sandstack_api::observability::FileActivityReply;
+use sandstack_api::{Authority, MAX_PAGE_ROWS, Operation, OperationName, RequestId};
 use serde_json::{Map, Value};
 
-use crate::failure::Failure;
+use crate::columns::Rows;
+use crate::failure::{self, Failure};
 use crate::field::fields_of;
+use crate::follow::follow;
 use crate::format::{Format, Manners};
 use crate::grammar::{self, COMPLETIONS, Detail, Flags, global};
 use crate::progress::Bar;
@@ -53,18 +57,19 @@ pub(crate) fn invoke(
         before: &matches,
         operation: operation_matches,
     };
-    *manners = manners_of(flags, environment);
+    *manners = manners_of(operation.row(), flags, environment);
     call(operation.row(), flags, environment, manners)
 }
 
-fn manners_of(flags: Flags<'_>, environment: &Environment) -> Manners {
+fn manners_of(row: &Operation, flags: Flags<'_>, environment: &Environment) -> Manners {
     let named = flags
         .choice(global::OUTPUT)
         .and_then(|name| Format::named(name.as_ref()));
     let format = match (flags.switch(global::JSON), flags.switch(global::JSONL)) {
         (true, _) => Some(Format::Json),
         (_, true) => Some(Format::JsonLines),
-        _ => named,
+        _ if follows(row, flags) => Some(Format::Text),
+        _ => export_format(row, flags).or(named),
     };
     Manners::new(environment, format, flags.choice(global::COLOR))
 }
@@ -153,21 +158,30 @@ fn call(
         .transpose()
         .map_err(|error| Failure::usage(format!("--request-id: {error}")))?;
     let client = place::client(place::asked(flags), row.authority, environment)?;
-    let all_pages = flags.switch(global::ALL_PAGES);
+    if follows(row, flags) {
+        let code = follow(&client, row, request, &request_id, environment, manners);
+        return Ok(code.unwrap_or_else(|failure| {
+            failure::report(&failure, environment, manners);
+            verdict::NO_CODE
+        }));
+    }
+    let exported = export_format(row, flags).is_some();
+    if exported {
+        request
+            .entry("limit")
+            .or_insert_with(|| MAX_PAGE_ROWS.into());
+    }
+    if manners.format == Format::Parquet {
+        return export(&client, row, request, &request_id, environment, manners);
+    }
+    let all_pages = flags.switch(global::ALL_PAGES) || exported;
     if all_pages && manners.format != Format::JsonLines {
         let told = "--all-pages needs --jsonl: several pages are no one answer";
         return Err(Failure::usage(told.to_owned()));
     }
     let mut answer = post(&client, row, &request, &request_id, environment, manners)?;
-    while all_pages && let Some(next) = next_page(&mut answer) {
+    while all_pages && turn_page(row, &mut request, &mut answer)? {
         deliver(row, &answer, environment, manners)?;
-        if request.insert("page_token".to_owned(), next.clone()) == Some(next) {
-            let told = "the gateway answers the same page again and again";
-            return Err(Failure::Call(CallError::Broken {
-                operation: row.operation,
-                reason: told.to_owned(),
-            }));
-        }
         answer = post(&client, row, &request, &request_id, environment, manners)?;
     }
     deliver(row, &answer, environment, manners)?;
@@ -176,9 +190,87 @@ fn call(
     Ok(verdict::exit_code(row.operation, &answer, passes_code))
 }
 
-/// Takes what asks for the next page out of an answer.
-fn next_page(answer: &mut Value) -> Option<Value> {
-    answer.as_object_mut()?.remove("next_page_token")
+/// Whether a command is to be followed to its end.
+fn follows(row: &Operation, flags: Flags<'_>) -> bool {
+    row.operation == OperationName::ExecCommand && flags.operation.get_flag(grammar::FOLLOW)
+}
+
+/// The shape in which all of a list is to be written out, if it is.
+fn export_format(row: &Operation, flags: Flags<'_>) -> Option<Format> {
+    let name = match row.operation {
+        OperationName::FileActivity => flags.operation.get_one::<String>(grammar::FORMAT)?,
+        _ => return None,
+    };
+    Format::named(name.as_ref())
+}
+
+/// Writes every page of `file_activity` as one Parquet file.
+fn export(
+    client: &Client,
+    row: &Operation,
+    mut request: Map<String, Value>,
+    request_id: &Option<RequestId>,
+    environment: &mut Environment,
+    manners: &Manners,
+) -> Result<u8, Failure> {
+    if environment.stdout.terminal.is_some() {
+        let told = "a Parquet file is nothing for a terminal; send it to a file: `… --format parquet > FILE`";
+        return Err(Failure::usage(told.to_owned()));
+    }
+    let mut answer = post(client, row, &request, request_id, environment, manners)?;
+    // Nothing is written before the first answer: what is wrong with the request is told alone.
+    let sink = std::mem::replace(&mut environment.stdout.sink, Box::new(std::io::sink()));
+    let mut rows = Rows::begin(sink).map_err(not_written)?;
+    loop {
+        let more = turn_page(row, &mut request, &mut answer)?;
+        let mut page: FileActivityReply = serde_json::from_value(answer).map_err(|error| {
+            Failure::Call(CallError::Broken {
+                operation: row.operation,
+                reason: error.to_string(),
+            })
+        })?;
+        rows.push(std::mem::take(&mut page.rows))
+            .map_err(not_written)?;
+        if !more {
+            rows.finish(&page).map_err(not_written)?;
+            let said = serde_json::to_value(&page).unwrap_or_default();
+            tell(text::json_lines(row.operation, &said).notes, environment);
+            return Ok(verdict::exit_code(row.operation, &said, false));
+        }
+        answer = post(client, row, &request, request_id, environment, manners)?;
+    }
+}
+
+/// Why a Parquet file could not be written: most often what the stream that takes it says.
+fn not_written(error: ParquetError) -> Failure {
+    let error = match error {
+        ParquetError::External(source) => match source.downcast::<std::io::Error>() {
+            Ok(error) => *error,
+            Err(source) => std::io::Error::other(source),
+        },
+        other => std::io::Error::other(other),
+    };
+    Failure::Write(error)
+}
+
+/// Makes `request` ask for the page after `answer`; whether there is one.
+fn turn_page(
+    row: &Operation,
+    request: &mut Map<String, Value>,
+    answer: &mut Value,
+) -> Result<bool, Failure> {
+    let next = answer
+        .as_object_mut()
+        .and_then(|answer| answer.remove("next_page_token"));
+    let Some(next) = next else { return Ok(false) };
+    if request.insert("page_token".to_owned(), next.clone()) == Some(next) {
+        let told = "the gateway answers the same page again and again";
+        return Err(Failure::Call(CallError::Broken {
+            operation: row.operation,
+            reason: told.to_owned(),
+        }));
+    }
+    Ok(true)
 }
 
 fn post(
@@ -230,7 +322,7 @@ fn deliver(
         Format::Json if environment.stdout.terminal.is_some() => {
             Answer::data(format!("{answer:#}\n"))
         }
-        Format::Json => Answer::data(format!("{answer}\n")),
+        Format::Json | Format::Parquet => Answer::data(format!("{answer}\n")),
         Format::JsonLines => text::json_lines(row.operation, answer),
         Format::Text => {
             let style = Style {
@@ -241,11 +333,15 @@ fn deliver(
         }
     };
     write(&mut environment.stdout, &data)?;
+    tell(notes, environment);
+    Ok(())
+}
+
+fn tell(notes: Vec<Vec<u8>>, environment: &mut Environment) {
     for note in notes {
         // A note that nobody can read is no failure of the call.
         let _ = environment.stderr.sink.write_all(&note);
     }
-    Ok(())
 }
 
 fn write(output: &mut Output, bytes: &[u8]) -> Result<(), Failure> {

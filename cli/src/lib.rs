@@ -16,9 +16,11 @@
 //!   of a command and the content of a file, which are asked for as they are.
 //! - The token is never printed.
 
+mod columns;
 mod environment;
 mod failure;
 mod field;
+mod follow;
 mod format;
 mod grammar;
 mod help;
@@ -48,7 +50,8 @@ pub fn program(authority: Authority) -> &'static str {
 /// 0 done · 1 failure · 2 wrong usage · 3 not found · 4 conflict (a publish that was answered with
 /// conflicts too) · 5 no gateway · 6 token · 7 timeout or cancelled · 8 quota or busy · 141 the
 /// reader of stdout is gone. With `--exit-code` the code of the command that was run: 128+n for
-/// signal n, 124 for its timeout, 125 while or where it has none.
+/// signal n, 124 for its timeout, 125 while or where it has none; so with `--follow`, 125 also where the
+/// command could not be started or followed.
 pub fn run(authority: Authority, mut environment: Environment) -> u8 {
     let mut manners = format::Manners::sniff(&environment);
     match invoke::invoke(authority, &mut environment, &mut manners) {

@@ -17,7 +17,7 @@ const CONFLICT: u8 = 4;
 /// A command that its `timeout_ms` ended, as `timeout(1)` has it.
 const TIMED_OUT: u8 = 124;
 /// A command that has no exit code: it runs, was ended with its session, or was lost.
-const NO_CODE: u8 = 125;
+pub(crate) const NO_CODE: u8 = 125;
 
 /// The exit code of `operation`, answered with `answer`.
 ///

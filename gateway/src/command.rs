@@ -39,8 +39,8 @@ const LINES_BYTES: usize = 256 << 10;
 const MAX_STDIN: usize = 1 << 20;
 /// Lines in a list when the caller does not say.
 const DEFAULT_LINES: u32 = 200;
-/// The terminal's size.
-const TERMINAL: Stdio = Stdio::Pty { rows: 24, cols: 80 };
+/// Rows and columns of a terminal when the caller does not say.
+const TERMINAL: (u16, u16) = (24, 80);
 
 impl Gateway {
     pub(crate) async fn exec_command(
@@ -68,6 +68,7 @@ impl Gateway {
                 format!("stdin is larger than {MAX_STDIN} bytes"),
             ));
         }
+        check_size(&request)?;
         let sandbox = self.ready_sandbox(context, &request.sandbox_id)?;
         let session = match &request.workspace_session_id {
             Some(id) => self.session_of(context, &sandbox.id, id)?,
@@ -142,7 +143,13 @@ impl Gateway {
             program: Program::Shell(Bytes(request.cmd.0.clone())),
             cwd: Bytes(request.cwd.clone().unwrap_or_default().0),
             env: self.environment(sandbox, session, request, tty),
-            stdio: if tty { TERMINAL } else { Stdio::Pipes },
+            stdio: match tty {
+                true => Stdio::Pty {
+                    rows: request.rows.unwrap_or(TERMINAL.0),
+                    cols: request.cols.unwrap_or(TERMINAL.1),
+                },
+                false => Stdio::Pipes,
+            },
             stdin: request.stdin.clone().map(|stdin| Bytes(stdin.0)),
             close_stdin: !tty && !request.keep_stdin_open,
             timeout_ms: request.timeout_ms,
@@ -436,24 +443,10 @@ impl Gateway {
             })
             .await?
             .into_iter();
-        let duration_ms = row
-            .ended_at_unix_ms
-            .unwrap_or_else(now_unix_ms)
-            .saturating_sub(row.started_at_unix_ms);
         Ok(CommandReply {
-            command_session_id: row.id,
-            workspace_session_id: row.session,
-            status: row.status,
-            exit_code: row.exit_code,
-            signal: row.signal,
             output: windows.next().unwrap_or_default(),
             stderr: windows.next(),
-            survivors: row.survivors,
-            publish: row.publish,
-            started_at_unix_ms: row.started_at_unix_ms,
-            duration_ms,
-            cpu_us: row.cpu_us,
-            max_rss_bytes: row.max_rss_bytes,
+            ..without_output(row)
         })
     }
 
@@ -718,6 +711,42 @@ fn forget(holder: &Client, command: &CommandId) {
         // It is forgotten with its holder, or by whoever takes the sandbox up again.
         tracing::debug!(%command, %error, "the holder did not forget a command");
     }
+}
+
+/// How a command stands, and nothing of what it wrote.
+pub(crate) fn without_output(row: CommandRow) -> CommandReply {
+    let until = row.ended_at_unix_ms.unwrap_or_else(now_unix_ms);
+    CommandReply {
+        command_session_id: row.id,
+        workspace_session_id: row.session,
+        status: row.status,
+        exit_code: row.exit_code,
+        signal: row.signal,
+        output: OutputWindow::default(),
+        stderr: None,
+        survivors: row.survivors,
+        publish: row.publish,
+        started_at_unix_ms: row.started_at_unix_ms,
+        duration_ms: until.saturating_sub(row.started_at_unix_ms),
+        cpu_us: row.cpu_us,
+        max_rss_bytes: row.max_rss_bytes,
+    }
+}
+
+fn check_size(request: &ExecCommand) -> Result<()> {
+    for (name, value) in [("rows", request.rows), ("cols", request.cols)] {
+        if value == Some(0) {
+            return Err(Failure::invalid(format!(
+                "{name} is 0; a terminal has 1 to 65535"
+            )));
+        }
+        if value.is_some() && request.tty == Some(false) {
+            return Err(Failure::invalid(format!(
+                "{name} is the size of a terminal, and with tty=false there is none; leave it out"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn check_yield(yield_time_ms: Option<u64>) -> Result<Duration> {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use sandstack_fs::Transport;
 use serde::Deserialize;
 
+pub use crate::otlp::OtlpSettings;
+
 /// Everything that `serve` needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -48,6 +50,8 @@ pub struct Settings {
     pub local: LocalSettings,
     /// The Docker provider.
     pub docker: DockerSettings,
+    /// Where spans are sent.
+    pub otlp: OtlpSettings,
 }
 
 /// Limits.

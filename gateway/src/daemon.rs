@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 
 use crate::clock::now_unix_ms;
 use crate::gateway::Gateway;
+use crate::otlp::Exporter;
 
 /// Upper bounds of the classes of durations of callers' requests, in microseconds.
 const BOUNDS_US: [u64; 6] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000];
@@ -140,6 +141,7 @@ impl Gateway {
             counts,
             kernel_requests: kernel.collect(),
             operations: self.load.operations(),
+            otlp: self.spans.exporter.as_ref().map(Exporter::told),
             sampled_at_unix_ms: now_unix_ms(),
             errors,
         }
@@ -290,6 +292,23 @@ pub(crate) fn metrics(daemon: &DaemonReply) -> String {
         "Commands that run.",
         counts.running_commands as f64,
     );
+    if let Some(spans) = &daemon.otlp {
+        let told = [
+            (
+                "otlp_spans_sent_total",
+                "Spans that the collector took.",
+                spans.sent,
+            ),
+            (
+                "otlp_spans_lost_total",
+                "Spans that the collector will never have.",
+                spans.lost,
+            ),
+        ];
+        for (name, help, value) in told {
+            one(name, "counter", help, value as f64);
+        }
+    }
     let failed = "sandstack_operations_failed_total";
     let _ = writeln!(
         text,

@@ -29,6 +29,7 @@ use crate::daemon::Load;
 use crate::event::{EventLog, Subject};
 use crate::failure::{Failure, Result};
 use crate::forward::MAX_FORWARDS;
+use crate::otlp::Exporter;
 use crate::provider::{Docker, Local, Provider, Spec, Started};
 use crate::resources::Samples;
 use crate::rows::{CommandRow, Rows, SandboxRow, SessionRow};
@@ -130,7 +131,7 @@ pub(crate) struct Command {
     pub(crate) id: CommandId,
     pub(crate) dir: PathBuf,
     pub(crate) row: Mutex<CommandRow>,
-    /// Changes whenever the row does.
+    /// Changes whenever the row does, or the output has grown.
     pub(crate) changed: watch::Sender<u64>,
     /// The trace of the request that started it, for what goes on after the answer.
     pub(crate) trace: Mutex<Option<Trace>>,
@@ -173,10 +174,11 @@ impl Gateway {
         let store = Store::open(&config.store_dir())?;
         let limits = config.settings.limits.clone();
         store.access_log().keep_rows(limits.access_rows);
+        let exporter = Exporter::start(&config.settings.otlp, &runtime)?;
         Ok(Arc::new(Gateway {
             tokens: Tokens::open(&store, &config.state_dir)?,
             events: EventLog::open(&store, limits.events)?,
-            spans: SpanLog::open(&store, limits.traces)?,
+            spans: SpanLog::open(&store, limits.traces, exporter)?,
             samples: Samples::open(&store, limits.resource_samples)?,
             load: Load::new(limits.concurrent_requests.max(1)),
             streams: Streams::default(),
@@ -269,14 +271,24 @@ impl Gateway {
 
     /// The command called `id`, running or ended, if the caller may see it.
     pub(crate) fn command(&self, context: &Context, id: &CommandId) -> Result<Arc<Command>> {
+        let command = self.command_for(&context.principal, id)?;
+        context.trace.about(&command.row.lock().sandbox);
+        Ok(command)
+    }
+
+    /// A command that a caller may see.
+    pub(crate) fn command_for(
+        &self,
+        principal: &Principal,
+        id: &CommandId,
+    ) -> Result<Arc<Command>> {
         let known = self.commands.read().get(id).cloned();
         let command = match known {
             Some(command) => command,
             None => self.ended_command(id)?,
         };
         let sandbox = command.row.lock().sandbox.clone();
-        context.principal.require_sandbox(&sandbox)?;
-        context.trace.about(&sandbox);
+        principal.require_sandbox(&sandbox)?;
         Ok(command)
     }
 
@@ -497,6 +509,11 @@ impl Command {
             registering: Mutex::new(()),
             start_is_told: Mutex::new(true),
         }
+    }
+
+    /// Wakes whoever waits for more output.
+    pub(crate) fn has_grown(&self) {
+        self.changed.send_modify(|version| *version += 1);
     }
 
     /// Changes the row and wakes whoever waits for a change.

@@ -27,11 +27,13 @@ mod event;
 mod export;
 mod failure;
 mod file;
+mod follow;
 mod forward;
 mod gateway;
 mod history;
 mod layers;
 mod observe;
+mod otlp;
 mod page;
 mod process;
 mod provider;
@@ -97,6 +99,9 @@ pub async fn serve(
     watcher.abort();
     if let Err(error) = std::fs::remove_file(&socket) {
         tracing::debug!(%error, "the socket was not removed");
+    }
+    if let Some(exporter) = &gateway.spans.exporter {
+        exporter.flush().await;
     }
     let persist = move || {
         gateway.end_all_attachments();

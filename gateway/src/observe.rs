@@ -163,14 +163,10 @@ impl Gateway {
         }
         let id = request.trace_id.as_ref().filter(|id| id.as_ref() != "last");
         self.spans.find(id, |operation, sandbox| {
-            let observes = OperationName::find(operation).is_some_and(|name| {
-                name.row().authority == sandstack_api::Authority::Observability
-            });
-            !observes
-                && request
-                    .operation
-                    .as_deref()
-                    .is_none_or(|wanted| wanted == operation)
+            request
+                .operation
+                .as_deref()
+                .is_none_or(|wanted| wanted == operation)
                 && request
                     .sandbox_id
                     .as_ref()

@@ -314,7 +314,14 @@ impl Gateway {
     fn heard(self: &Arc<Self>, sandbox: &SandboxId, notice: Notice) {
         match notice {
             Notice::Event(Event::Exited(record)) => self.command_ended(&record),
-            Notice::Event(Event::Output { .. }) => {}
+            Notice::Event(Event::Output { command_id, .. }) => {
+                let command = sandstack_api::CommandId::new(&command_id)
+                    .ok()
+                    .and_then(|id| self.commands.read().get(&id).cloned());
+                if let Some(command) = command {
+                    command.has_grown();
+                }
+            }
             Notice::Event(Event::SessionEnded { session_id, reason }) => {
                 tracing::info!(%sandbox, session = session_id, ?reason, "a session's namespaces ended");
             }

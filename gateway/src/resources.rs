@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sandstack_api::observability::{
-    Cgroup, CgroupReply, ResourceSample, Resources, ResourcesReply,
+    Cgroup, CgroupReply, ResourceSample, Resources, ResourcesReply, SessionDisk,
 };
 use sandstack_api::{ApiError, CommandId, ErrorCode, SandboxId, SessionId};
 use sandstack_store::{Store, Table};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup;
 use crate::clock::now_unix_ms;
 use crate::failure::{Failure, Result};
-use crate::gateway::{Context, Gateway};
+use crate::gateway::{Context, Gateway, Session};
 use crate::process::{self, Found};
 use crate::sandbox::page_limit;
 
@@ -39,6 +39,8 @@ struct SampleRow {
     cpu_ms: u64,
     resident_bytes: u64,
     disk_bytes: Option<(u64, u64)>,
+    /// Of the session.
+    upper_bytes: u64,
 }
 
 /// The samples that are kept.
@@ -51,7 +53,7 @@ pub(crate) struct Samples {
 
 impl Samples {
     pub(crate) fn open(store: &Store, bound: u64) -> Result<Samples> {
-        let table = store.table("resource_samples");
+        let table = store.table("samples");
         let number = |key: &[u8]| key.try_into().map_or(0, u64::from_be_bytes);
         let mut next = 1;
         table.scan_back(b"", |key, _: SampleRow| {
@@ -128,7 +130,7 @@ impl Gateway {
 
     /// What each command uses now; `only` of one sandbox.
     fn take_sample(&self, only: Option<&SandboxId>) -> Result<Vec<SampleRow>> {
-        let mut owners: HashMap<Arc<str>, (SandboxId, SessionId)> = HashMap::new();
+        let mut owners: HashMap<Arc<str>, Arc<Session>> = HashMap::new();
         let mut known = HashMap::new();
         for sandbox in self.sandboxes.read().values() {
             if only.is_some_and(|only| *only != sandbox.id) {
@@ -136,8 +138,7 @@ impl Gateway {
             }
             for session in sandbox.sessions.read().values() {
                 for (namespace, command) in session.namespaces.known() {
-                    let owner = (sandbox.id.clone(), session.id.clone());
-                    owners.insert(Arc::clone(&command), owner);
+                    owners.insert(Arc::clone(&command), Arc::clone(session));
                     known.insert(namespace, command);
                 }
             }
@@ -152,7 +153,7 @@ impl Gateway {
             by_command.entry(command).or_default().push(process);
         }
         let rows = by_command.into_iter().filter_map(|(command, processes)| {
-            let (sandbox, session) = owners.get(&command)?;
+            let session = owners.get(&command)?;
             let sum = |of: fn(&Found) -> u64| processes.iter().map(of).sum();
             let disk = processes
                 .iter()
@@ -161,8 +162,8 @@ impl Gateway {
                     one.map(|(read, written)| (sum.0 + read, sum.1 + written))
                 });
             Some(SampleRow {
-                sandbox: sandbox.to_string(),
-                session: session.to_string(),
+                sandbox: session.sandbox.id.to_string(),
+                session: session.id.to_string(),
                 command: command.to_string(),
                 time_unix_ms: now,
                 processes: processes.len() as u64,
@@ -170,6 +171,7 @@ impl Gateway {
                 cpu_ms: sum(Found::cpu_ms),
                 resident_bytes: sum(Found::resident_bytes),
                 disk_bytes: disk,
+                upper_bytes: session.upper().content_bytes(),
             })
         });
         Ok(rows.collect())
@@ -198,6 +200,14 @@ impl Gateway {
                         .as_ref()
                         .is_none_or(|command| *command == row.command)
             };
+            let disk = sandbox
+                .sessions_newest_first()
+                .iter()
+                .map(|session| SessionDisk {
+                    workspace_session_id: session.id.clone(),
+                    upper_bytes: session.upper().content_bytes(),
+                })
+                .collect();
             let mut errors = Vec::new();
             let now = gateway
                 .take_sample(Some(&sandbox.id))
@@ -211,6 +221,7 @@ impl Gateway {
             Ok(ResourcesReply {
                 sandbox_id: sandbox.id.clone(),
                 samples: rows.into_iter().filter_map(show).collect(),
+                disk,
                 interval_ms: INTERVAL.as_millis() as u64,
                 sampled_at_unix_ms: now_unix_ms(),
                 errors,
@@ -247,6 +258,7 @@ fn show(row: SampleRow) -> Option<ResourceSample> {
         resident_bytes: row.resident_bytes,
         read_bytes: row.disk_bytes.map(|(read, _)| read),
         written_bytes: row.disk_bytes.map(|(_, written)| written),
+        upper_bytes: row.upper_bytes,
     })
 }
 
@@ -265,6 +277,7 @@ mod tests {
             cpu_ms: number,
             resident_bytes: 1,
             disk_bytes: None,
+            upper_bytes: number,
         }
     }
 

@@ -34,6 +34,7 @@ use crate::auth::Principal;
 use crate::clock::new_id;
 use crate::daemon;
 use crate::failure::{Failure, Result, io_failure};
+use crate::follow;
 use crate::forward;
 use crate::gateway::{Context, Gateway};
 use crate::replay::Replays;
@@ -64,6 +65,7 @@ impl Server {
             .route("/v1/forward/{*rest}", any(forwarded))
             .route("/v1/catalog", get(catalog))
             .route("/v1/stream/events", get(stream_events))
+            .route("/v1/stream/commands/{command}", get(stream_command))
             .route("/metrics", get(metrics))
             .route("/openapi.json", get(openapi))
             .route("/health", get(health))
@@ -211,7 +213,9 @@ async fn serve_call(
     let (serving, id) = (Arc::clone(&server), request_id.clone());
     let task = tokio::spawn(async move {
         let result = serving.gateway.dispatch(&context, request).await;
-        context.trace.answered();
+        context
+            .trace
+            .answered(result.as_ref().err().map(Failure::code));
         let load = &serving.gateway.load;
         load.note(operation, result.is_err(), begun.elapsed());
         let answer = result.map_err(|error| error.into_answer(id.as_ref()));
@@ -403,7 +407,7 @@ async fn stream_events(
     }
 }
 
-fn open_stream(server: &Server, address: &Uri, headers: &HeaderMap) -> Result<stream::EventStream> {
+fn open_stream(server: &Server, address: &Uri, headers: &HeaderMap) -> Result<stream::Sending> {
     let principal = server.authenticate(headers)?;
     principal.require(Authority::Observability)?;
     let wanted = Query::try_from_uri(address).map_err(|error| {
@@ -416,6 +420,27 @@ fn open_stream(server: &Server, address: &Uri, headers: &HeaderMap) -> Result<st
         })
     });
     stream::events(&server.gateway, principal, wanted.0, last.transpose()?)
+}
+
+async fn stream_command(
+    State(server): State<Arc<Server>>,
+    UrlPath(command): UrlPath<String>,
+    headers: HeaderMap,
+) -> Response {
+    let opened = server.authenticate(&headers).and_then(|principal| {
+        principal.require(Authority::Runtime)?;
+        let after = match headers.get("last-event-id") {
+            None => follow::Place::default(),
+            Some(value) => value.to_str().unwrap_or_default().parse()?,
+        };
+        follow::output(&server.gateway, &principal, &command, after)
+    });
+    match opened {
+        Ok(stream) => Sse::new(stream)
+            .keep_alive(KeepAlive::default())
+            .into_response(),
+        Err(error) => refuse(error, "stream"),
+    }
 }
 
 async fn forwarded(State(server): State<Arc<Server>>, request: HttpRequest) -> Response {

@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use sandstack_api::observability::{Span, TraceReply};
-use sandstack_api::{OperationName, RequestId, SandboxId};
+use sandstack_api::{Authority, ErrorCode, OperationName, RequestId, SandboxId};
 use sandstack_store::{Store, Table};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::clock::now_unix_ms;
 use crate::failure::{Failure, Result};
+use crate::otlp::{Ended, Exporter};
 
 /// Most spans of one request; more are not opened.
 const MAX_SPANS: usize = 1000;
@@ -50,7 +51,8 @@ pub(crate) struct Trace {
 struct TraceInner {
     log: Arc<SpanLog>,
     begun: Instant,
-    number: u64,
+    /// `None`: it is not kept.
+    number: Option<u64>,
     row: Mutex<TraceRow>,
 }
 
@@ -66,10 +68,20 @@ pub(crate) struct SpanLog {
     by_id: Table,
     bound: u64,
     next: Mutex<u64>,
+    /// Where spans are sent too; `None`: nowhere.
+    pub(crate) exporter: Option<Exporter>,
 }
 
 impl SpanLog {
-    pub(crate) fn open(store: &Store, bound: u64) -> Result<Arc<SpanLog>> {
+    /// With the newest `bound` traces kept.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub(crate) fn open(
+        store: &Store,
+        bound: u64,
+        exporter: Option<Exporter>,
+    ) -> Result<Arc<SpanLog>> {
         let traces = store.table("traces");
         let mut next = 1;
         traces.scan_back(b"", |key, _: TraceRow| {
@@ -81,20 +93,23 @@ impl SpanLog {
             by_id: store.table("trace-numbers"),
             bound,
             next: Mutex::new(next),
+            exporter,
         }))
     }
 
-    /// Begins the trace of a request.
+    /// Begins the trace of a request. One that only observes is not kept: who looks often would else
+    /// push out what there is to look at.
     pub(crate) fn begin(
         self: &Arc<Self>,
         request_id: &RequestId,
         operation: OperationName,
     ) -> Trace {
-        let number = {
+        let observes = operation.row().authority == Authority::Observability;
+        let number = (!observes).then(|| {
             let mut next = self.next.lock();
             *next += 1;
             *next - 1
-        };
+        });
         let whole = SpanRow {
             name: operation.to_string(),
             parent: None,
@@ -119,7 +134,8 @@ impl SpanLog {
         }
     }
 
-    fn keep(&self, number: u64, row: &TraceRow) {
+    fn keep(&self, number: Option<u64>, row: &TraceRow) {
+        let Some(number) = number else { return };
         let result = self
             .traces
             .put(&number.to_be_bytes(), row)
@@ -178,7 +194,7 @@ impl SpanLog {
         let row = found.ok_or_else(|| match id {
             Some(id) => Failure::not_found("trace of request", id),
             None => Failure::new(
-                sandstack_api::ErrorCode::NotFound,
+                ErrorCode::NotFound,
                 "no request of that kind has been traced yet",
             ),
         })?;
@@ -225,12 +241,38 @@ impl Trace {
         self.inner.row.lock().sandbox = Some(sandbox.to_string());
     }
 
-    /// Ends the whole request and keeps the trace. What goes on afterwards keeps it again.
-    pub(crate) fn answered(&self) {
+    /// Ends the whole request and keeps the trace. What goes on afterwards keeps it again. `error`: it
+    /// was answered with this one.
+    pub(crate) fn answered(&self, error: Option<ErrorCode>) {
         let elapsed = self.inner.begun.elapsed().as_micros() as u64;
         let mut row = self.inner.row.lock();
         row.spans[0].duration_us = Some(elapsed);
+        if let Some(error) = error {
+            row.spans[0].fields = json!({ "error": error }).to_string();
+        }
         self.inner.log.keep(self.inner.number, &row);
+        self.send(&row, 0);
+    }
+
+    /// Sends a span that has ended to where spans are sent.
+    fn send(&self, row: &TraceRow, index: usize) {
+        let span = &row.spans[index];
+        let (Some(exporter), Some(duration_us)) = (&self.inner.log.exporter, span.duration_us)
+        else {
+            return;
+        };
+        exporter.ended(&Ended {
+            request_id: &row.request_id,
+            trace: self.inner.number.unwrap_or_default(),
+            index: index as u32,
+            parent: span.parent,
+            name: &span.name,
+            begun_unix_us: row.started_unix_ms * 1000,
+            start_us: span.start_us,
+            duration_us,
+            fields: serde_json::from_str(&span.fields).unwrap_or_default(),
+            sandbox: row.sandbox.as_deref(),
+        });
     }
 
     fn open(&self, name: &str, parent: Option<u32>) -> OpenSpan {
@@ -277,6 +319,7 @@ impl Drop for OpenSpan {
         let elapsed = self.begun.elapsed().as_micros() as u64;
         let mut row = self.trace.inner.row.lock();
         row.spans[index].duration_us = Some(elapsed);
+        self.trace.send(&row, index);
         // After the answer nobody else will keep it.
         if row.spans[0].duration_us.is_some() {
             self.trace.inner.log.keep(self.trace.inner.number, &row);

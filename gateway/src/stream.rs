@@ -1,4 +1,4 @@
-//! Events as they happen: `GET /v1/stream/events`.
+//! Streams to callers, and the one of events as they happen: `GET /v1/stream/events`.
 //!
 //! A stream goes on after the event that the caller names (`Last-Event-ID`), or begins with the next
 //! one. Events that are not kept any more are told of as a gap. A caller that is slow has a slow stream:
@@ -54,6 +54,28 @@ impl Default for Streams {
     }
 }
 
+/// A stream that is open, for as long as this is kept.
+pub(crate) struct Open(Arc<Gateway>);
+
+impl Open {
+    /// # Errors
+    /// There are too many streams.
+    pub(crate) fn one_more(gateway: &Arc<Gateway>) -> Result<Open> {
+        let open = Open(Arc::clone(gateway));
+        if gateway.streams.open.fetch_add(1, Ordering::Relaxed) >= MAX_STREAMS {
+            let message = format!("{MAX_STREAMS} streams are open already; close some");
+            return Err(Failure::new(ErrorCode::Busy, message));
+        }
+        Ok(open)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.streams.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Streams {
     /// Becomes true when all streams are to end.
     pub(crate) fn ending(&self) -> watch::Receiver<bool> {
@@ -75,6 +97,7 @@ struct Reader {
     ready: VecDeque<Sent>,
     written: watch::Receiver<u64>,
     ending: watch::Receiver<bool>,
+    _open: Open,
 }
 
 enum Sent {
@@ -83,7 +106,8 @@ enum Sent {
     Gap(u64, u64),
 }
 
-pub(crate) type EventStream =
+/// What the caller of a stream is sent.
+pub(crate) type Sending =
     Pin<Box<dyn Stream<Item = std::result::Result<ServerEvent, Infallible>> + Send>>;
 
 /// The events after number `last`; `None`: those that are still to come.
@@ -95,15 +119,11 @@ pub(crate) fn events(
     principal: Principal,
     wanted: Wanted,
     last: Option<u64>,
-) -> Result<EventStream> {
+) -> Result<Sending> {
     if let Some(sandbox) = &wanted.sandbox_id {
         principal.require_sandbox(sandbox)?;
     }
-    if gateway.streams.open.fetch_add(1, Ordering::Relaxed) >= MAX_STREAMS {
-        gateway.streams.open.fetch_sub(1, Ordering::Relaxed);
-        let message = format!("{MAX_STREAMS} streams are open already; close some");
-        return Err(Failure::new(ErrorCode::Busy, message));
-    }
+    let open = Open::one_more(gateway)?;
     let written = gateway.events.written();
     let reader = Reader {
         principal,
@@ -116,7 +136,8 @@ pub(crate) fn events(
         last: last.unwrap_or_else(|| *written.borrow()),
         ready: VecDeque::new(),
         written,
-        ending: gateway.streams.ending.subscribe(),
+        ending: gateway.streams.ending(),
+        _open: open,
         gateway: Arc::clone(gateway),
     };
     Ok(Box::pin(unfold(reader, |mut reader| async move {
@@ -168,12 +189,6 @@ impl Reader {
                 }
             }
         }
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.gateway.streams.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

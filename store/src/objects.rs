@@ -40,6 +40,24 @@ const OPEN_BLOBS: usize = 512;
 const PLACE_BYTES: u64 = 128;
 /// Bytes read or written at a time while content is copied.
 const COPY_BYTES: usize = 1 << 20;
+/// Bytes that the kernel is asked for at a time: it shares them in one piece.
+const SHARED_BYTES: u64 = 256 << 20;
+
+/// Puts the bytes of `source` from byte `offset` to the beginning of `target` within the kernel, which
+/// shares whole blocks where the disk can. Returns how many of `length` bytes it did: the rest is for who
+/// asked, also on disks that cannot do this at all.
+fn copy_within(source: &File, offset: u64, target: &File, length: u64) -> u64 {
+    let mut done = 0;
+    while done < length {
+        let part = SHARED_BYTES.min(length - done) as usize;
+        let (mut from, mut to) = (offset + done, done);
+        match rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), part) {
+            Ok(count) if count > 0 => done += count as u64,
+            Ok(_) | Err(_) => break,
+        }
+    }
+    done
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -511,7 +529,7 @@ impl ObjectBatch<'_> {
 
     /// Adds `length` bytes of `source`, from byte `offset`, as one object.
     ///
-    /// Where the disk can reflink and the whole of a large file is wanted, the blocks are shared.
+    /// Where the disk can reflink, the blocks of a large object are shared and not copied.
     /// The hash is taken of what the store then holds, not of the source, so that the two cannot
     /// differ. [`io::ErrorKind::UnexpectedEof`] if the source is shorter,
     /// [`io::ErrorKind::Interrupted`] once `stopped` says so.
@@ -538,6 +556,10 @@ impl ObjectBatch<'_> {
         let reflinked = offset == 0
             && source.metadata()?.len() == length
             && rustix::fs::ioctl_ficlone(temporary.file.as_fd(), source.as_fd()).is_ok();
+        let there = match reflinked {
+            true => length,
+            false => copy_within(source, offset, &temporary.file, length),
+        };
         let mut hasher = GroupHasher::new(length);
         let mut buffer = vec![0; COPY_BYTES];
         let mut done = 0;
@@ -545,8 +567,9 @@ impl ObjectBatch<'_> {
             if stopped() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            let part = &mut buffer[..COPY_BYTES.min((length - done) as usize)];
-            if reflinked {
+            let end = if done < there { there } else { length };
+            let part = &mut buffer[..COPY_BYTES.min((end - done) as usize)];
+            if done < there {
                 if let Err(error) = temporary.file.read_exact_at(part, done) {
                     return Ok(Err(Error::io("reading", &temporary.path, error)));
                 }

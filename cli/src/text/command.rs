@@ -24,6 +24,19 @@ pub(crate) fn reply(answer: &CommandReply, style: &Style) -> Answer {
     if let Some(stderr) = &answer.stderr {
         out = window_notes(out, "standard error", stderr);
     }
+    out.notes.extend(afterwards(answer, style));
+    if answer.status == CommandStatus::Running {
+        out = out.note(format!(
+            "wait for more: write_command_stdin {} --start-offset {} --yield-time-ms 10000",
+            answer.command_session_id, answer.output.next_offset
+        ));
+    }
+    out
+}
+
+/// What is left of a command that has ended, a note each.
+pub(crate) fn afterwards(answer: &CommandReply, style: &Style) -> Vec<Vec<u8>> {
+    let mut out = Answer::default();
     for survivor in &answer.survivors {
         out = out.note(format!(
             "still there: process {} ({}); it ends with the session",
@@ -34,13 +47,7 @@ pub(crate) fn reply(answer: &CommandReply, style: &Style) -> Answer {
     if let Some(published) = &answer.publish {
         out = out.note(publish::summary(published, style));
     }
-    if answer.status == CommandStatus::Running {
-        out = out.note(format!(
-            "wait for more: write_command_stdin {} --start-offset {} --yield-time-ms 10000",
-            answer.command_session_id, answer.output.next_offset
-        ));
-    }
-    out
+    out.notes
 }
 
 pub(crate) fn lines(answer: &CommandLines, _: &Style) -> Answer {

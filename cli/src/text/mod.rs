@@ -26,6 +26,7 @@ use sandstack_api::{ApiError, OperationName};
 use serde::Deserialize;
 use serde_json::Value;
 
+pub(crate) use command::afterwards;
 pub(crate) use escape::{escaped, escaped_lines};
 pub(crate) use style::{Style, Tone};
 

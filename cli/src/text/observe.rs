@@ -135,6 +135,7 @@ pub(crate) fn resources(answer: &ResourcesReply, style: &Style) -> Answer {
             ">RESIDENT",
             ">READ",
             ">WRITTEN",
+            ">DISK",
         ],
     );
     for sample in &answer.samples {
@@ -148,9 +149,24 @@ pub(crate) fn resources(answer: &ResourcesReply, style: &Style) -> Answer {
             cell(units::bytes(sample.resident_bytes)),
             maybe(sample.read_bytes.map(units::bytes)),
             maybe(sample.written_bytes.map(units::bytes)),
+            cell(units::bytes(sample.upper_bytes)),
         ]);
     }
-    let out = Answer::data(grid.finish());
+    let mut text = grid.finish();
+    if !answer.disk.is_empty() {
+        let mut grid = Grid::new(style, &["SESSION", ">DISK"]);
+        for session in &answer.disk {
+            grid.row([
+                cell(session.workspace_session_id.as_str()),
+                cell(units::bytes(session.upper_bytes)),
+            ]);
+        }
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&grid.finish());
+    }
+    let out = Answer::data(text);
     let out = match answer.samples.is_empty() {
         true => out.note("no command has been sampled"),
         false => out,

@@ -237,11 +237,12 @@ fn find(operation: &str) -> Option<Value> {
                 { "time_unix_ms": NOW, "workspace_session_id": "ws-8fq2m1",
                     "command_session_id": "cmd-x7d0aa", "processes": 3, "threads": 12,
                     "cpu_ms": 4500, "resident_bytes": 123_456_789, "read_bytes": 4096,
-                    "written_bytes": 0 },
+                    "written_bytes": 0, "upper_bytes": 8192 },
                 { "time_unix_ms": NOW - 5000, "workspace_session_id": "ws-8fq2m1",
                     "command_session_id": "cmd-x7d0aa", "processes": 1, "threads": 1,
-                    "cpu_ms": 10, "resident_bytes": 4096 }
+                    "cpu_ms": 10, "resident_bytes": 4096, "upper_bytes": 0 }
             ],
+            "disk": [{ "workspace_session_id": "ws-8fq2m1", "upper_bytes": 8192 }],
             "interval_ms": 5000, "sampled_at_unix_ms": NOW, "errors": []
         }),
         "topology" => json!({

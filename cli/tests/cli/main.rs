@@ -6,6 +6,7 @@
 mod answers;
 mod errors;
 mod expected;
+mod export;
 mod gateway;
 mod help;
 mod process;

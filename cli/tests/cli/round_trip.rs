@@ -119,12 +119,16 @@ prop_compose! {
         tty in option::of(any::<bool>()),
         stdin in option::of(input()),
         keep_stdin_open in any::<bool>(),
+        rows in option::of(1u16..),
+        cols in option::of(1u16..),
     ) -> ExecCommand {
         // Standard input can only carry one of the two; `-` needs it.
         let cmd = if cmd.0 == b"-" { Blob::from("true") } else { cmd };
         ExecCommand {
             sandbox_id, cmd, workspace_session_id, cwd, env, timeout_ms, yield_time_ms, tty, stdin,
             keep_stdin_open,
+            rows,
+            cols,
         }
     }
 }

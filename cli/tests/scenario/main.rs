@@ -9,6 +9,7 @@
 
 mod adapter;
 mod cells;
+mod follow;
 mod lanes;
 mod rig;
 
@@ -18,6 +19,13 @@ use rig::Rig;
 fn ten_lanes_publish_at_once_in_local_sandboxes() {
     let rig = Rig::start("local");
     lanes::run(&rig, None);
+    rig.end();
+}
+
+#[test]
+fn a_command_is_followed_as_if_it_ran_here() {
+    let rig = Rig::start("follow");
+    follow::run(&rig);
     rig.end();
 }
 

@@ -98,11 +98,17 @@ impl Rig {
         fs::read_to_string(self.state.join("gateway.log")).unwrap_or_default()
     }
 
+    /// A command line that finds the gateway.
+    pub(crate) fn cli(&self, cli: &str) -> Command {
+        let mut command = Command::new(self.bin.join(format!("sandbox-{cli}-cli")));
+        command.arg("--state-dir").arg(&self.state);
+        command
+    }
+
     /// Calls a command line and returns what it printed.
     pub(crate) fn call<A: AsRef<OsStr>>(&self, cli: &str, arguments: &[A]) -> Answer {
-        let output = Command::new(self.bin.join(format!("sandbox-{cli}-cli")))
-            .arg("--state-dir")
-            .arg(&self.state)
+        let output = self
+            .cli(cli)
             .args(arguments)
             .arg("--json")
             .stdin(Stdio::null())

@@ -2,8 +2,10 @@
 //! unix socket.
 //!
 //! A call is one `POST /v1/{operation}`; with progress it accepts `text/event-stream` and hands
-//! each `progress` event to the caller before it returns the `result`.
+//! each `progress` event to the caller before it returns the `result`. The output of a command is
+//! followed over a connection of its own.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -15,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::{ApiError, Call, ErrorBody, ErrorCode, OperationName, RequestId};
+use crate::{ApiError, Call, CommandId, ErrorBody, ErrorCode, OperationName, RequestId};
 
 /// Where the gateway is and with which token to call it.
 #[derive(Clone, Debug)]
@@ -93,33 +95,50 @@ impl Client {
         let response = self
             .send(operation, body, request_id, on_progress.is_some())
             .await?;
-        let status = response.status();
         let is_stream = response
             .headers()
             .get(CONTENT_TYPE)
             .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
-        if is_stream {
-            return read_stream(operation, response.into_body(), on_progress).await;
+        match is_stream {
+            true => {
+                let events = EventStream::of(operation, response.into_body());
+                read_stream(events, on_progress).await
+            }
+            false => answer_of(operation, response).await,
         }
-        let bytes = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| broken(operation, error))?
-            .to_bytes();
-        if status.is_success() {
-            return serde_json::from_slice(&bytes).map_err(|error| broken(operation, error));
+    }
+
+    /// Follows the output of a command: from its beginning, or after the event whose id is `after`.
+    /// Events are called `output` and, last, `ended`.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn follow_command(
+        &self,
+        command: &CommandId,
+        after: Option<&str>,
+    ) -> Result<EventStream, CallError> {
+        let operation = OperationName::ReadCommandLines;
+        let mut request = self.request("GET", &format!("/v1/stream/commands/{command}"));
+        if let Some(after) = after {
+            request = request.header("last-event-id", after);
         }
-        match serde_json::from_slice::<ErrorBody>(&bytes) {
-            Ok(body) => Err(CallError::Refused(Box::new(body.error))),
-            Err(_) => Err(broken(
-                operation,
-                format!(
-                    "status {status} with a body that is no error: {}",
-                    String::from_utf8_lossy(&bytes)
-                ),
-            )),
+        let response = self.connect(operation, request, Bytes::new()).await?;
+        if response.status().is_success() {
+            return Ok(EventStream::of(operation, response.into_body()));
         }
+        match answer_of(operation, response).await {
+            Ok(_) => Err(broken(operation, "an answer that is no stream")),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn request(&self, method: &str, path: &str) -> hyper::http::request::Builder {
+        hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, "localhost")
+            .header(AUTHORIZATION, format!("Bearer {}", self.token))
     }
 
     async fn send(
@@ -128,6 +147,25 @@ impl Client {
         body: &Value,
         request_id: Option<&RequestId>,
         stream: bool,
+    ) -> Result<hyper::Response<Incoming>, CallError> {
+        let mut request = self
+            .request("POST", &format!("/v1/{operation}"))
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(id) = request_id {
+            request = request.header("x-request-id", id.as_ref());
+        }
+        if stream {
+            request = request.header(ACCEPT, "text/event-stream");
+        }
+        self.connect(operation, request, Bytes::from(body.to_string()))
+            .await
+    }
+
+    async fn connect(
+        &self,
+        operation: OperationName,
+        request: hyper::http::request::Builder,
+        body: Bytes,
     ) -> Result<hyper::Response<Incoming>, CallError> {
         let connection =
             UnixStream::connect(&self.socket)
@@ -141,23 +179,40 @@ impl Client {
             .map_err(|error| broken(operation, error))?;
         // The driver ends when the response has been read or either side hangs up.
         tokio::spawn(driver);
-        let mut request = hyper::Request::post(format!("/v1/{operation}"))
-            .header(HOST, "localhost")
-            .header(AUTHORIZATION, format!("Bearer {}", self.token))
-            .header(CONTENT_TYPE, "application/json");
-        if let Some(id) = request_id {
-            request = request.header("x-request-id", id.as_ref());
-        }
-        if stream {
-            request = request.header(ACCEPT, "text/event-stream");
-        }
         let request = request
-            .body(Full::new(Bytes::from(body.to_string())))
+            .body(Full::new(body))
             .map_err(|error| broken(operation, error))?;
         sender
             .send_request(request)
             .await
             .map_err(|error| broken(operation, error))
+    }
+}
+
+/// The JSON of an answer, or the error that it is.
+async fn answer_of(
+    operation: OperationName,
+    response: hyper::Response<Incoming>,
+) -> Result<Value, CallError> {
+    let status = response.status();
+    let bytes = response
+        .into_body()
+        .collect()
+        .await
+        .map_err(|error| broken(operation, error))?
+        .to_bytes();
+    if status.is_success() {
+        return serde_json::from_slice(&bytes).map_err(|error| broken(operation, error));
+    }
+    match serde_json::from_slice::<ErrorBody>(&bytes) {
+        Ok(body) => Err(CallError::Refused(Box::new(body.error))),
+        Err(_) => Err(broken(
+            operation,
+            format!(
+                "status {status} with a body that is no error: {}",
+                String::from_utf8_lossy(&bytes)
+            ),
+        )),
     }
 }
 
@@ -170,49 +225,97 @@ fn broken(operation: OperationName, reason: impl std::fmt::Display) -> CallError
 
 /// Reads server-sent events until the one called `result` or `error`.
 async fn read_stream(
-    operation: OperationName,
-    mut body: Incoming,
+    mut events: EventStream,
     mut on_progress: Option<&mut (dyn FnMut(Value) + Send)>,
 ) -> Result<Value, CallError> {
-    let mut events = EventReader::default();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| broken(operation, error))?;
-        let Some(data) = frame.data_ref() else {
-            continue;
-        };
-        for event in events.push(data) {
-            let value: Value =
-                serde_json::from_slice(&event.data).map_err(|error| broken(operation, error))?;
-            match event.name.as_slice() {
-                b"progress" => {
-                    if let Some(on_progress) = on_progress.as_mut() {
-                        on_progress(value);
-                    }
-                }
-                b"result" => return Ok(value),
-                b"error" => {
-                    let body: ErrorBody =
-                        serde_json::from_value(value).map_err(|error| broken(operation, error))?;
-                    return Err(CallError::Refused(Box::new(body.error)));
-                }
-                other => {
-                    let name = String::from_utf8_lossy(other);
-                    return Err(broken(operation, format!("unknown event {name:?}")));
+    let operation = events.operation;
+    while let Some(event) = events.next().await? {
+        match event.name.as_str() {
+            "progress" => {
+                if let Some(on_progress) = on_progress.as_mut() {
+                    on_progress(event.data);
                 }
             }
+            "result" => return Ok(event.data),
+            other => return Err(broken(operation, format!("unknown event {other:?}"))),
         }
     }
     Err(broken(operation, "the stream ended without a result"))
 }
 
-#[derive(Default)]
+/// Events as the gateway sends them.
+#[derive(Debug)]
+pub struct EventStream {
+    operation: OperationName,
+    body: Incoming,
+    reader: EventReader,
+    ready: VecDeque<ServerEvent>,
+}
+
+/// One event of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamEvent {
+    /// What a later stream can go on after; `None` for an event that has no place.
+    pub id: Option<String>,
+    /// What kind of event it is.
+    pub name: String,
+    /// What it says.
+    pub data: Value,
+}
+
+impl EventStream {
+    fn of(operation: OperationName, body: Incoming) -> EventStream {
+        EventStream {
+            operation,
+            body,
+            reader: EventReader::default(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// The next event; `None` at the stream's end.
+    ///
+    /// # Errors
+    /// [`CallError::Refused`] for an event that is an error, [`CallError::Broken`].
+    pub async fn next(&mut self) -> Result<Option<StreamEvent>, CallError> {
+        let operation = self.operation;
+        let event = loop {
+            if let Some(event) = self.ready.pop_front() {
+                break event;
+            }
+            let Some(frame) = self.body.frame().await else {
+                return Ok(None);
+            };
+            let frame = frame.map_err(|error| broken(operation, error))?;
+            if let Some(data) = frame.data_ref() {
+                self.ready.extend(self.reader.push(data));
+            }
+        };
+        let data: Value =
+            serde_json::from_slice(&event.data).map_err(|error| broken(operation, error))?;
+        if event.name == b"error" {
+            let body: ErrorBody =
+                serde_json::from_value(data).map_err(|error| broken(operation, error))?;
+            return Err(CallError::Refused(Box::new(body.error)));
+        }
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(Some(StreamEvent {
+            id: event.id.map(text),
+            name: text(event.name),
+            data,
+        }))
+    }
+}
+
+#[derive(Debug, Default)]
 struct EventReader {
     line: Vec<u8>,
     event: ServerEvent,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct ServerEvent {
+    id: Option<Vec<u8>>,
     name: Vec<u8>,
     data: Vec<u8>,
 }
@@ -235,6 +338,8 @@ impl EventReader {
                 }
             } else if let Some(name) = line.strip_prefix(b"event:") {
                 self.event.name = name.trim_ascii().to_vec();
+            } else if let Some(id) = line.strip_prefix(b"id:") {
+                self.event.id = Some(id.trim_ascii().to_vec());
             } else if let Some(data) = line.strip_prefix(b"data:") {
                 if !self.event.data.is_empty() {
                     self.event.data.push(b'\n');

@@ -12,8 +12,12 @@ use crate::management::{SandboxRecord, TraceMode};
 use crate::runtime::{CommandStatus, SessionRecord};
 use crate::{ApiError, Blob, CommandId, LayerId, RequestId, SandboxId, SessionId};
 
-pub use daemon::{Counts, Daemon, DaemonReply, DurationClass, Queues, RequestCounts, ThreadGroup};
-pub use resources::{Cgroup, CgroupRecord, CgroupReply, ResourceSample, Resources, ResourcesReply};
+pub use daemon::{
+    Counts, Daemon, DaemonReply, DurationClass, Queues, RequestCounts, SentSpans, ThreadGroup,
+};
+pub use resources::{
+    Cgroup, CgroupRecord, CgroupReply, ResourceSample, Resources, ResourcesReply, SessionDisk,
+};
 pub use topology::{ProcessRecord, SessionProcesses, Topology, TopologyReply};
 
 /// Shows what lives now: sandboxes, sessions, commands, layers, leases, and whether any record was lost.
@@ -29,7 +33,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// A request id, or `last` (default) for the newest request that was not an observation.
+    /// A request id, or `last` (default) for the newest request. Requests that only observe are not kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<RequestId>,
     /// Only requests about this sandbox.

@@ -18,8 +18,11 @@ pub fn operations_page() -> String {
          Beside the operations there are `GET /v1/catalog`, `GET /openapi.json`, `GET /health` (without a token), and for \
          tokens of the authority `observability` `GET /metrics` (the text format of Prometheus) and \
          `GET /v1/stream/events?sandbox_id=…&name=…` (server-sent events as they happen; `Last-Event-ID` goes on after \
-         that event, and what is not kept any more is a `gap`). `/v1/forward/{session}/{port}/…` reaches what listens in \
-         a session, with any method, for tokens of the authority `runtime` ([forward.md](forward.md)).\n\n\
+         that event, and what is not kept any more is a `gap`). For tokens of the authority `runtime`, \
+         `GET /v1/stream/commands/{command_session_id}` sends the output of a command as it comes, from its beginning or \
+         after `Last-Event-ID`: events `output` with the fields of `chunk` and the `stream`, and one `ended` with those of an \
+         answer of `exec_command` but for the output. `/v1/forward/{session}/{port}/…` reaches what listens in \
+         a session, with any method ([forward.md](forward.md)).\n\n\
          Besides its own error codes every operation can answer ",
     );
     let every: Vec<String> = EVERY_OPERATION_ERRORS

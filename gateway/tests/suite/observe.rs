@@ -1,13 +1,11 @@
-//! What is told of the gateway and of what runs in it: metrics, processes, resources, streams.
+//! What is told of the gateway and of what runs in it: metrics, processes, resources.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use sandstack_api::Authority;
 use serde_json::{Value, json};
 
-use crate::rig::{Rig, needs_root, until};
+use crate::rig::{Rig, Setup, needs_root, until};
 
 /// Starts a command that goes on until it is ended, and returns its id.
 fn long(rig: &Rig, sandbox: &str, session: &str, cmd: &str) -> String {
@@ -144,7 +142,8 @@ fn what_commands_use_is_kept_after_they_ended() {
     let project = rig.project("project", &[("a", b"one\n")]);
     let sandbox = rig.sandbox(&project);
     let session = rig.session(&sandbox);
-    let command = long(&rig, &sandbox, &session, "while :; do :; done");
+    let busy = "head -c 1000000 /dev/urandom > big; while :; do :; done";
+    let command = long(&rig, &sandbox, &session, busy);
     let samples = || -> Vec<Value> {
         let request = json!({ "sandbox_id": sandbox, "command_session_id": command });
         let answer = rig.call("resources", request).ok();
@@ -159,6 +158,17 @@ fn what_commands_use_is_kept_after_they_ended() {
     let now = &samples()[0];
     assert_eq!(now["workspace_session_id"], json!(session), "{now:#}");
     assert!(now["resident_bytes"].as_u64().unwrap() > 0, "{now:#}");
+    until("what is written to be on disk", || {
+        let answer = rig.call("resources", json!({ "sandbox_id": sandbox })).ok();
+        let disk = answer["disk"].as_array().unwrap();
+        assert_eq!(disk.len(), 1, "{answer:#}");
+        assert_eq!(disk[0]["workspace_session_id"], json!(session));
+        let (all, of_sample) = (
+            &disk[0]["upper_bytes"],
+            &answer["samples"][0]["upper_bytes"],
+        );
+        all.as_u64().unwrap() >= 1_000_000 && of_sample.as_u64().unwrap() >= 1_000_000
+    });
     // One beside that which is taken for the answer.
     until("a sample that is kept", || samples().len() > 1);
     let signal = json!({ "command_session_id": command, "signal": "KILL" });
@@ -176,6 +186,65 @@ fn what_commands_use_is_kept_after_they_ended() {
     assert!(times.is_sorted_by(|one, other| one >= other), "{times:?}");
     let other = json!({ "sandbox_id": sandbox, "command_session_id": "cmd-other" });
     assert_eq!(rig.call("resources", other).ok()["samples"], json!([]));
+}
+
+/// One of each kind of observation.
+fn observe(rig: &Rig, sandbox: &str) {
+    let of_sandbox = json!({ "sandbox_id": sandbox });
+    for operation in [
+        "snapshot",
+        "topology",
+        "resources",
+        "cgroup",
+        "layerstack",
+        "file_activity",
+        "events",
+        "trace",
+    ] {
+        rig.call(operation, of_sandbox.clone()).ok();
+    }
+    rig.call("daemon", json!({})).ok();
+    rig.http("GET", "/metrics", &authorization(rig), b"");
+}
+
+fn authorization(rig: &Rig) -> String {
+    format!(
+        "Authorization: Bearer {}\r\n",
+        rig.token(Authority::Observability)
+    )
+}
+
+#[test]
+fn memory_stays_what_it_is_over_ten_thousand_observations() {
+    let rig = Rig::start_as(Setup {
+        longer: Duration::from_secs(240),
+        // As many as there are of all that is kept, before memory is looked at the first time.
+        config: "[limits]\ntraces = 500\nevents = 500\n",
+        ..Setup::default()
+    });
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    rig.sh(&sandbox, &session, "cat a; echo two > b");
+    let resident = || {
+        let daemon = rig.call("daemon", json!({})).ok();
+        daemon["resident_bytes"].as_u64().unwrap()
+    };
+    let events = || {
+        let request = json!({ "sandbox_id": sandbox, "last_n": 1000 });
+        let told = rig.call("events", request).ok();
+        told["events"].as_array().unwrap().len()
+    };
+    (0..300).for_each(|_| observe(&rig, &sandbox));
+    let (before, happened) = (resident(), events());
+    (0..1000).for_each(|_| observe(&rig, &sandbox));
+    let after = resident();
+    assert!(
+        after < before + (16 << 20),
+        "{before} bytes before, {after} bytes after"
+    );
+    // Who looks makes nothing happen.
+    assert_eq!(events(), happened);
 }
 
 #[test]
@@ -201,97 +270,6 @@ fn control_groups_are_told_as_the_kernel_has_them() {
         .find(|group| group["values"]["pids.max"] == 77);
     let values = &values.unwrap_or_else(|| panic!("{answer:#}"))["values"];
     assert!(values["pids.current"].as_u64().unwrap() >= 1, "{answer:#}");
-}
-
-/// The next so many events of a stream: their ids and names.
-fn next(stream: &mut impl BufRead, count: usize) -> Vec<(u64, String)> {
-    let (mut found, mut id, mut name) = (Vec::new(), None, None);
-    let mut line = String::new();
-    while found.len() < count {
-        line.clear();
-        assert!(stream.read_line(&mut line).unwrap() > 0, "the stream ended");
-        let line = line.trim_end();
-        if let Some(text) = line.strip_prefix("id: ") {
-            id = Some(text.parse().unwrap());
-        } else if let Some(text) = line.strip_prefix("event: ") {
-            name = Some(text.to_owned());
-        } else if line.is_empty()
-            && let (Some(id), Some(name)) = (id.take(), name.take())
-        {
-            found.push((id, name));
-        }
-    }
-    found
-}
-
-fn stream(rig: &Rig, query: &str, headers: &str) -> BufReader<UnixStream> {
-    let mut stream = rig.connect().unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .unwrap();
-    let token = rig.token(Authority::Observability);
-    let head = format!(
-        "GET /v1/stream/events{query} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n{headers}\r\n"
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut stream = BufReader::new(stream);
-    let mut line = String::new();
-    stream.read_line(&mut line).unwrap();
-    assert!(line.contains(" 200 "), "{line}");
-    while line.trim_end() != "" {
-        line.clear();
-        stream.read_line(&mut line).unwrap();
-    }
-    stream
-}
-
-#[test]
-fn events_are_streamed_and_a_stream_goes_on_where_it_was() {
-    let mut rig = Rig::start();
-    let project = rig.project("project", &[("a", b"one\n")]);
-    let sandbox = rig.sandbox(&project);
-    let mut all = stream(&rig, "", "");
-    let mut some = stream(&rig, &format!("?name=command.*&sandbox_id={sandbox}"), "");
-    let session = rig.session(&sandbox);
-    rig.sh(&sandbox, &session, "true");
-    let seen = next(&mut all, 3);
-    let names: Vec<&str> = seen.iter().map(|(_, name)| name.as_str()).collect();
-    let expected = [
-        "workspace_session.created",
-        "command.started",
-        "command.exited",
-    ];
-    assert_eq!(names, expected);
-    let commands = next(&mut some, 2);
-    assert_eq!(commands, seen[1..]);
-    drop(all);
-    // What happens while nobody listens is there when somebody does again.
-    rig.sh(&sandbox, &session, "true");
-    let mut again = stream(&rig, "", &format!("Last-Event-ID: {}\r\n", seen[0].0));
-    let followed = next(&mut again, 4);
-    assert_eq!(followed[..2], seen[1..]);
-    let numbers: Vec<u64> = followed.iter().map(|(number, _)| *number).collect();
-    assert!(
-        numbers.windows(2).all(|pair| pair[1] == pair[0] + 1),
-        "{numbers:?}"
-    );
-    let token = format!(
-        "Authorization: Bearer {}\r\n",
-        rig.token(Authority::Observability)
-    );
-    let refused = |path: &str, headers: &str| {
-        let answer = rig.http("GET", path, &format!("{token}{headers}"), b"");
-        answer.refused("invalid_request").to_owned()
-    };
-    assert!(refused("/v1/stream/events?nmae=x", "").contains("nmae"));
-    assert!(refused("/v1/stream/events", "Last-Event-ID: x\r\n").contains("Last-Event-ID"));
-    // Streams that are open keep nobody from stopping the gateway.
-    rig.call(
-        "destroy_sandbox",
-        json!({ "sandbox_id": sandbox, "force": true }),
-    )
-    .ok();
-    rig.stop();
 }
 
 #[test]

@@ -9,7 +9,8 @@ use sandstack_store::{ImportReport, ROOT_INO, Store};
 
 use crate::fixture::snapshot::Level;
 use crate::fixture::{
-    Random, Scratch, Snapshot, Watchdog, cases, host, import, lacks_root, now_ms, stack_of, verify,
+    Random, Scratch, Session, Snapshot, Watchdog, cases, host, import, lacks_root, now_ms,
+    stack_of, verify,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -197,6 +198,25 @@ fn blocks_are_shared_where_the_disk_can() {
         // What is shared is not what is changed later.
         fs::write(dir.join("large"), b"changed").unwrap();
         assert!(Snapshot::of_head(&stack).bytes("large") == bytes, "{name}");
+        // So is what a session wrote and publishes: its end shares no block, being no whole one.
+        let session = Session::open(&stack, "session");
+        let mut written = Random::new(8).bytes((40 << 20) + 77);
+        session.write("written", &written);
+        session.write("other", &written[..5 << 20]);
+        rustix::fs::sync();
+        let before = free();
+        session.publish();
+        rustix::fs::sync();
+        let taken = before.saturating_sub(free());
+        assert!(taken < 15 << 20, "{name}: the publish took {taken} bytes");
+        session.append("written", b"more");
+        assert!(
+            Snapshot::of_head(&stack).bytes("written") == written,
+            "{name}"
+        );
+        written.extend_from_slice(b"more");
+        assert!(session.read("written") == written, "{name}");
+        drop(session);
         verify::stack(&stack);
         drop((stack, store));
     }

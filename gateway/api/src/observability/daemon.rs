@@ -44,10 +44,27 @@ pub struct DaemonReply {
     pub kernel_requests: Vec<RequestCounts>,
     /// Requests of callers since the start, by operation. A duration is that of the whole request.
     pub operations: Vec<RequestCounts>,
+    /// What was sent to a collector of spans; absent where none is configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub otlp: Option<SentSpans>,
     /// When this was true, in Unix milliseconds.
     pub sampled_at_unix_ms: u64,
     /// What could not be found out.
     pub errors: Vec<ApiError>,
+}
+
+/// What was sent to a collector of spans (OTLP) since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SentSpans {
+    /// Where they go.
+    pub endpoint: String,
+    /// Spans that it took.
+    pub sent: u64,
+    /// Spans that it will never have: it did not answer, or they came too fast for it.
+    pub lost: u64,
+    /// Why the last ones were not taken; absent if they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
 }
 
 /// Threads of one name.

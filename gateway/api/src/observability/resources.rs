@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, CommandId, SandboxId, SessionId};
 
-/// Shows what a sandbox's commands use: processor time, memory, input and output, processes, over time.
+/// Shows what a sandbox's commands use: processor time, memory, input and output, processes, disk, over time.
 ///
 /// While commands run, a sample of each is taken every few seconds and kept. Newest first; the newest is taken for the
 /// answer.
@@ -38,6 +38,9 @@ pub struct ResourcesReply {
     pub sandbox_id: SandboxId,
     /// The samples, newest first.
     pub samples: Vec<ResourceSample>,
+    /// What sessions take on disk now, newest first.
+    #[serde(default)]
+    pub disk: Vec<SessionDisk>,
     /// Milliseconds between samples.
     pub interval_ms: u64,
     /// When this was true, in Unix milliseconds.
@@ -69,6 +72,18 @@ pub struct ResourceSample {
     /// Bytes that they wrote to disks; absent if the kernel does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
+    /// What the session's unpublished changes took on disk, in bytes, whoever made them.
+    #[serde(default)]
+    pub upper_bytes: u64,
+}
+
+/// What a session takes on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SessionDisk {
+    /// The session.
+    pub workspace_session_id: SessionId,
+    /// Bytes of its unpublished changes.
+    pub upper_bytes: u64,
 }
 
 /// Shows a sandbox's control groups: limits and counters as the kernel has them.

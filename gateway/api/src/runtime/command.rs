@@ -49,6 +49,14 @@ pub struct ExecCommand {
     /// With `tty=false`: keep the input open for `write_command_stdin`; default false.
     #[serde(default)]
     pub keep_stdin_open: bool,
+    /// Rows of characters of the terminal, 1 to 65,535; default 24.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub rows: Option<u16>,
+    /// Columns of characters of the terminal, 1 to 65,535; default 80.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub cols: Option<u16>,
 }
 
 /// Sends bytes to a command's input, as they are.
