@@ -287,7 +287,12 @@ impl Gateway {
             match &command.state {
                 CommandState::Exited(record) => self.command_ended(record),
                 CommandState::Running(spawned) => {
-                    self.command_found(sandbox, &command.command_id, spawned.mnt_ns)
+                    self.command_found(sandbox, &command.command_id, spawned.mnt_ns);
+                    for totals in &command.streams {
+                        if let Some(lost) = &totals.lost {
+                            self.output_lost(&command.command_id, totals.stream, lost);
+                        }
+                    }
                 }
                 CommandState::Starting => {}
             }
@@ -314,7 +319,13 @@ impl Gateway {
     fn heard(self: &Arc<Self>, sandbox: &SandboxId, notice: Notice) {
         match notice {
             Notice::Event(Event::Exited(record)) => self.command_ended(&record),
-            Notice::Event(Event::Output { .. }) => {}
+            Notice::Event(Event::Output {
+                command_id,
+                stream,
+                lost: Some(lost),
+                ..
+            }) => self.output_lost(&command_id, stream, &lost),
+            Notice::Event(Event::Output { lost: None, .. }) => {}
             Notice::Event(Event::SessionEnded { session_id, reason }) => {
                 tracing::info!(%sandbox, session = session_id, ?reason, "a session's namespaces ended");
             }
