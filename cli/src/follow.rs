@@ -76,6 +76,10 @@ pub(crate) fn follow(
     })?;
     // Of what the reader of the input thread still waits for nobody wants anything.
     runtime.shutdown_background();
+    if let Some(lost) = end["output_error"].as_str() {
+        let note = format!("output was lost: {}\n", text::escaped(lost.as_bytes()));
+        let _ = environment.stderr.sink.write_all(note.as_bytes());
+    }
     end["output"] = json!(OutputWindow::default());
     if let Ok(reply) = CommandReply::deserialize(&end) {
         let style = Style {

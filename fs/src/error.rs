@@ -60,6 +60,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a quota or the disk is full.
+    pub(crate) fn lacks_room(&self) -> bool {
+        matches!(self.errno(), libc::EDQUOT | libc::ENOSPC)
+    }
+
     /// The errno that stands for it.
     pub fn errno(&self) -> i32 {
         match self {

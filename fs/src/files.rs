@@ -152,8 +152,9 @@ impl Files {
         };
         let ino = attributes.ino;
         for (index, part) in bytes.chunks(WRITE_PART).enumerate() {
+            let offset = (index * WRITE_PART) as u64;
             self.tree
-                .write(ino, (index * WRITE_PART) as u64, part, None)?;
+                .with_room(ino, || self.tree.write(ino, offset, part, None))?;
         }
         // Cut last, so that nobody sees it empty.
         let set = SetAttributes {

@@ -246,7 +246,9 @@ fn serve_with_fuser(
     // that is kept elsewhere, the kernel can be made to ask again.
     config.clone_fd = false;
     // Who may use the mount is the kernel's to check, by the mount's options.
-    let adapter = Adapter { requests };
+    let adapter = Adapter {
+        requests: Arc::new(requests),
+    };
     let session = Session::from_fd(adapter, connection, SessionACL::All, config)?;
     std::thread::Builder::new()
         .name("fs-view".to_owned())

@@ -137,6 +137,8 @@ pub(crate) fn remove(id: &SandboxId) -> Result<bool> {
         match fs::remove_dir(&dir) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Where groups cannot be changed, as in a container, that is said of one that is not there, too.
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem && !dir.exists() => {}
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 kill_all(&dir);
                 gone = false;

@@ -23,9 +23,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::auth::Principal;
-use crate::command::without_output;
 use crate::failure::{Failure, Result};
 use crate::gateway::{Command, Gateway};
+use crate::output::without_output;
 use crate::stream::{Open, Sending};
 
 /// Most bytes of output in an event.
@@ -167,9 +167,17 @@ impl Follower {
         if automatic && row.publish.is_none() {
             return None;
         }
+        let lost: Vec<String> = row
+            .lost
+            .iter()
+            .map(|(stream, why)| format!("{stream}: {why}"))
+            .collect();
         let mut end = json!(without_output(row));
         if let Some(fields) = end.as_object_mut() {
             fields.remove("output");
+            if !lost.is_empty() {
+                fields.insert("output_error".to_owned(), lost.join("; ").into());
+            }
         }
         Some(end)
     }

@@ -34,6 +34,7 @@ mod history;
 mod layers;
 mod observe;
 mod otlp;
+mod output;
 mod page;
 mod process;
 mod provider;
@@ -72,6 +73,10 @@ pub async fn serve(
     config: Config,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), String> {
+    if std::time::SystemTime::now() < std::time::UNIX_EPOCH {
+        // The HTTP library cannot write the date of an answer then, and answers nothing.
+        return Err("the clock says a time before 1970; set it, then start again".to_owned());
+    }
     let socket = config.socket.clone();
     let runtime = tokio::runtime::Handle::current();
     let say = |error: failure::Failure| error.in_full();

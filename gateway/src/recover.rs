@@ -287,7 +287,16 @@ impl Gateway {
             match &command.state {
                 CommandState::Exited(record) => self.command_ended(record),
                 CommandState::Running(spawned) => {
-                    self.command_found(sandbox, &command.command_id, spawned.mnt_ns)
+                    self.command_found(sandbox, &command.command_id, spawned.mnt_ns);
+                    for totals in &command.streams {
+                        if let Some(lost) = &totals.lost {
+                            self.output_grew(
+                                &command.command_id,
+                                totals.stream,
+                                Some(lost.clone()),
+                            );
+                        }
+                    }
                 }
                 CommandState::Starting => {}
             }
@@ -314,14 +323,12 @@ impl Gateway {
     fn heard(self: &Arc<Self>, sandbox: &SandboxId, notice: Notice) {
         match notice {
             Notice::Event(Event::Exited(record)) => self.command_ended(&record),
-            Notice::Event(Event::Output { command_id, .. }) => {
-                let command = sandstack_api::CommandId::new(&command_id)
-                    .ok()
-                    .and_then(|id| self.commands.read().get(&id).cloned());
-                if let Some(command) = command {
-                    command.has_grown();
-                }
-            }
+            Notice::Event(Event::Output {
+                command_id,
+                stream,
+                lost,
+                ..
+            }) => self.output_grew(&command_id, stream, lost),
             Notice::Event(Event::SessionEnded { session_id, reason }) => {
                 tracing::info!(%sandbox, session = session_id, ?reason, "a session's namespaces ended");
             }

@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use sandstack_api::management::{SandboxRecord, TraceMode};
 use sandstack_api::runtime::{CommandStatus, NetworkProfile, Published, SessionState, Survivor};
 use sandstack_api::{Blob, CommandId, RequestId, SandboxId, SessionId};
+use sandstack_holder::protocol::Stream;
 use sandstack_store::{Store, Table};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -83,6 +84,9 @@ pub(crate) struct CommandRow {
     pub(crate) cpu_us: Option<u64>,
     pub(crate) max_rss_bytes: Option<u64>,
     pub(crate) survivors: Vec<Survivor>,
+    /// Why the rest of a stream could not be kept, of those where some was lost.
+    #[serde(default)]
+    pub(crate) lost: BTreeMap<Stream, String>,
     pub(crate) publish: Option<Published>,
 }
 

@@ -60,6 +60,7 @@ fn codes_and_signals_are_told_apart(rig: Rig) {
                     stream: *stream,
                     total_bytes: 4,
                     total_lines: 1,
+                    lost: None,
                 }
             })
             .collect::<Vec<_>>()
@@ -450,12 +451,14 @@ fn a_full_disk_loses_output_but_not_the_command() {
     let exit = rig.exit("c");
     assert_eq!(exit.status, ExitStatus::Exited { code: 3 });
     assert!(
-        exit.transcript_error
+        exit.streams[0]
+            .lost
             .as_deref()
             .unwrap()
-            .contains("No space left"),
+            .starts_with("No space left"),
         "{exit:?}"
     );
+    assert_eq!(exit.streams[1].lost, None, "nothing was said there");
     let reader = sandstack_holder::transcript::Reader::open(&disk.join("c")).unwrap();
     let kept = reader
         .bytes_from(Stream::Stdout, 0, usize::MAX)

@@ -21,6 +21,7 @@ both!(
     a_timeout_leaves_nothing_of_the_tree,
     a_cancel_at_any_moment_of_the_start_is_answered,
     a_fork_bomb_is_ended,
+    a_fork_bomb_is_ended_by_one_signal,
     signals_reach_the_whole_tree,
 );
 
@@ -196,6 +197,32 @@ fn a_fork_bomb_is_ended(rig: Rig) {
         bystander.collect::<Vec<_>>()
     );
     rig.client().cancel("bystander").unwrap();
+}
+
+fn a_fork_bomb_is_ended_by_one_signal(rig: Rig) {
+    rig.session("s");
+    let bomb = "ulimit -u 3000; for i in $(seq 4); do (while :; do (sleep 0.3 &) ; (sleep 0.3 &); done) & done; wait";
+    rig.spawn(rig.shell("s", "bomb", bomb));
+    until("the bomb", || rig.processes("s").len() > 20);
+    let request = Request::Signal {
+        command_id: "bomb".to_owned(),
+        signal: libc::SIGKILL,
+    };
+    let (reply, _) = rig.client().request(&request, &[]).unwrap();
+    assert!(
+        matches!(reply, Reply::Signalled { processes } if processes > 0),
+        "{reply:?}"
+    );
+    let exit = rig.exit("bomb");
+    assert_eq!(
+        exit.status,
+        ExitStatus::Signalled {
+            signal: libc::SIGKILL
+        }
+    );
+    assert_eq!(exit.survivors, []);
+    assert_eq!(rig.survivors("bomb"), []);
+    assert_eq!(rig.sh("s", "echo alive").text(), "alive\n");
 }
 
 fn signals_reach_the_whole_tree(rig: Rig) {

@@ -169,7 +169,7 @@ fn record() -> impl Strategy<Value = ExitRecord> {
         prop::option::of(".*"),
     )
         .prop_map(
-            |(command_id, session_id, status, numbers, survivors, transcript_error)| ExitRecord {
+            |(command_id, session_id, status, numbers, survivors, lost)| ExitRecord {
                 command_id,
                 session_id,
                 status,
@@ -183,8 +183,8 @@ fn record() -> impl Strategy<Value = ExitRecord> {
                     stream: Stream::Pty,
                     total_bytes: numbers[0],
                     total_lines: numbers[1],
+                    lost,
                 }],
-                transcript_error,
             },
         )
 }

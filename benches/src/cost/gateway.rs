@@ -151,7 +151,50 @@ pub(super) fn measure(
     for sandbox in [id.as_str(), second] {
         gateway.command_line("manager", &["destroy_sandbox", sandbox, "--force"])?;
     }
-    measured
+    measured?;
+    if options.huge > 0 {
+        allow(Some(super::library::PATIENCE * 2));
+        let base = super::library::huge(dir, options.huge)?;
+        progress("the gateway on the huge base");
+        on_huge(costs, &gateway, &base, options)?;
+    }
+    Ok(())
+}
+
+/// Sessions and commands on a base of very many files.
+fn on_huge(costs: &mut Costs, gateway: &Gateway, base: &Path, options: Options) -> Result<()> {
+    let body = json!({ "workspace_root": base });
+    let (import, sandbox) = seconds(|| gateway.request("management", "create_sandbox", &body))?;
+    let about = format!("a base of {} files", options.huge);
+    costs.note(
+        format!("gateway: create_sandbox on {about}"),
+        "s",
+        &[import],
+    );
+    let id = text(&sandbox["sandboxes"][0]["sandbox_id"], "sandbox_id")?;
+    let (mut made, mut first) = (Vec::new(), Vec::new());
+    for _ in 0..options.times.max(5) * 4 {
+        let body = json!({ "sandbox_id": id });
+        let (time, session) =
+            seconds(|| gateway.request("runtime", "create_workspace_session", &body))?;
+        made.push(time);
+        let body = json!({ "sandbox_id": id, "cmd": "true",
+            "workspace_session_id": session["workspace_session_id"] });
+        first.push(seconds(|| gateway.request("runtime", "exec_command", &body))?.0);
+    }
+    costs.note(
+        format!("gateway: create session on {about}, request"),
+        "s",
+        &made,
+    );
+    costs.note(
+        format!("gateway: first exec `true` on {about}, request"),
+        "s",
+        &first,
+    );
+    let body = json!({ "sandbox_id": id, "force": true });
+    gateway.request("management", "destroy_sandbox", &body)?;
+    Ok(())
 }
 
 fn operations(costs: &mut Costs, gateway: &Gateway, id: &str, options: Options) -> Result<()> {

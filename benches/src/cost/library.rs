@@ -286,7 +286,7 @@ fn sessions_at_once(
 }
 
 /// A base of so many tiny files, 1,000 a directory.
-fn huge(dir: &Path, count: u32) -> Result<PathBuf> {
+pub(super) fn huge(dir: &Path, count: u32) -> Result<PathBuf> {
     let base = dir.join(format!("huge-{count}"));
     let mark = dir.join(format!("huge-{count}.complete"));
     if mark.exists() {

@@ -5,6 +5,7 @@
 //! where time goes.
 
 mod access;
+mod beside;
 mod gateway;
 mod library;
 mod merge;
@@ -106,6 +107,7 @@ pub fn measure(
     }
     if wants("gateway") {
         gateway::measure(&mut costs, dir, inputs, options)?;
+        beside::measure(&mut costs, dir, inputs, options)?;
     }
     if wants("publishers") {
         publishers::measure(&mut costs, dir, options)?;

@@ -55,6 +55,12 @@ pub(crate) fn lines(answer: &CommandLines, _: &Style) -> Answer {
     if let Some(chunk) = &answer.chunk {
         data.extend(bytes_of(&chunk.text));
         let out = Answer::data(data);
+        let out = lost_note(
+            out,
+            "output",
+            answer.total_lines,
+            answer.output_error.as_deref(),
+        );
         return match chunk.next_byte < answer.total_bytes {
             true => out.note(format!("go on with --start-byte {}", chunk.next_byte)),
             false => out,
@@ -73,6 +79,12 @@ pub(crate) fn lines(answer: &CommandLines, _: &Style) -> Answer {
     if let Some(elided) = &answer.elided {
         out = out.note(elision(elided));
     }
+    out = lost_note(
+        out,
+        "output",
+        answer.total_lines,
+        answer.output_error.as_deref(),
+    );
     match answer.next_offset < answer.total_lines {
         true => out.note(format!(
             "{} of {}; go on with --start-offset {}",
@@ -114,6 +126,12 @@ fn window_notes(out: Answer, name: &str, window: &OutputWindow) -> Answer {
         Some(elided) => out.note(format!("{name}: {}", elision(elided))),
         None => out,
     };
+    let out = lost_note(
+        out,
+        name,
+        window.total_lines,
+        window.output_error.as_deref(),
+    );
     match window.truncated {
         true => out.note(format!(
             "{name}: this is line {} to {} of {} ({}); read_command_lines has the rest",
@@ -123,6 +141,17 @@ fn window_notes(out: Answer, name: &str, window: &OutputWindow) -> Answer {
             units::bytes(window.total_bytes)
         )),
         false => out,
+    }
+}
+
+fn lost_note(out: Answer, name: &str, lines: u64, why: Option<&str>) -> Answer {
+    match why {
+        Some(why) => out.note(format!(
+            "{name}: what came after {} is lost: {}",
+            units::plural(lines, "line"),
+            escaped(why.as_bytes())
+        )),
+        None => out,
     }
 }
 

@@ -149,7 +149,8 @@ fn find(operation: &str) -> Option<Value> {
             "status": "exited", "exit_code": 0,
             "output": { "content": "/w==", "encoding": "base64", "start_offset": 0, "next_offset": 1,
                 "total_lines": 1, "total_bytes": 1, "truncated": false,
-                "elided": { "first_line": 0, "lines": 3, "bytes": 2048 } },
+                "elided": { "first_line": 0, "lines": 3, "bytes": 2048 },
+                "output_error": "No space left on device (os error 28)" },
             "started_at_unix_ms": NOW, "duration_ms": 12, "cpu_us": 900, "max_rss_bytes": 1_000_000
         }),
         "read_command_lines" => json!({
@@ -159,7 +160,8 @@ fn find(operation: &str) -> Option<Value> {
                 { "offset": 1, "content": "/w==", "encoding": "base64", "complete": true },
                 { "offset": 2, "content": "still gro", "encoding": "utf-8", "complete": false }
             ],
-            "next_offset": 3, "total_lines": 10, "total_bytes": 99
+            "next_offset": 3, "total_lines": 10, "total_bytes": 99,
+            "output_error": "No space left on device (os error 28)"
         }),
         "file_read" => json!({
             "path": "src/main.rs", "content": "fn main() {}\n\u{1b}[31m", "encoding": "utf-8",

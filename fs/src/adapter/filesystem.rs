@@ -301,12 +301,18 @@ impl Filesystem for Adapter {
     ) {
         self.serve(request, "write", || {
             let origin = WriteOrigin::from_flags(write_flags.bits());
-            match self
-                .requests
-                .write(caller(request), ino.0, offset, data, origin)
-            {
-                Ok(()) => reply.written(data.len() as u32),
-                Err(error) => reply.error(errno(error)),
+            let (caller, count) = (caller(request), data.len() as u32);
+            match self.requests.write(caller, ino.0, offset, data, origin) {
+                Err(error) if error.lacks_room() => {
+                    let data = data.to_vec();
+                    self.requests.again_with_room(
+                        "write",
+                        ino.0,
+                        move |requests| requests.write(caller, ino.0, offset, &data, origin),
+                        move |done| late(done.map(|done| done.map(|()| count)), reply),
+                    );
+                }
+                done => written(done.map(|()| count), reply),
             }
         });
     }
@@ -490,10 +496,20 @@ impl Filesystem for Adapter {
     ) {
         self.serve(request, "fallocate", || {
             let caller = caller(request);
-            empty(
-                self.requests.allocate(caller, ino.0, offset, length, mode),
-                reply,
-            );
+            match self.requests.allocate(caller, ino.0, offset, length, mode) {
+                Err(error) if error.lacks_room() => self.requests.again_with_room(
+                    "fallocate",
+                    ino.0,
+                    move |requests| requests.allocate(caller, ino.0, offset, length, mode),
+                    move |done| {
+                        // Dropped, the reply is EIO.
+                        if let Some(done) = done {
+                            empty(done, reply);
+                        }
+                    },
+                ),
+                done => empty(done, reply),
+            }
         });
     }
 
@@ -529,9 +545,15 @@ impl Filesystem for Adapter {
     ) {
         self.serve(request, "copy_file_range", || {
             let (from, to) = ((ino_in.0, offset_in), (ino_out.0, offset_out));
-            match self.requests.copy_range(caller(request), from, to, len) {
-                Ok(copied) => reply.written(copied),
-                Err(error) => reply.error(errno(error)),
+            let caller = caller(request);
+            match self.requests.copy_range(caller, from, to, len) {
+                Err(error) if error.lacks_room() => self.requests.again_with_room(
+                    "copy_file_range",
+                    to.0,
+                    move |requests| requests.copy_range(caller, from, to, len),
+                    move |done| late(done, reply),
+                ),
+                done => written(done, reply),
             }
         });
     }
@@ -551,6 +573,20 @@ fn synced(adapter: &Adapter, reply: ReplyEmpty) {
             empty(synced, reply);
         }
     });
+}
+
+fn written(done: Result<u32>, reply: ReplyWrite) {
+    match done {
+        Ok(count) => reply.written(count),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+/// The same of what another thread has done. Dropped, the reply is EIO.
+fn late(done: Option<Result<u32>>, reply: ReplyWrite) {
+    if let Some(done) = done {
+        written(done, reply);
+    }
 }
 
 fn empty(done: Result<()>, reply: ReplyEmpty) {

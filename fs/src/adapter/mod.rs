@@ -7,6 +7,8 @@
 mod convert;
 mod filesystem;
 
+use std::sync::Arc;
+
 use fuser::Request;
 use sandstack_store::for_request;
 
@@ -16,7 +18,7 @@ use crate::requests::{Requests, guarded};
 
 /// A view as fuser serves it.
 pub(crate) struct Adapter {
-    pub(crate) requests: Requests,
+    pub(crate) requests: Arc<Requests>,
 }
 
 impl Adapter {

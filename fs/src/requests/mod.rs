@@ -163,6 +163,29 @@ impl Requests {
         }));
     }
 
+    /// Does again what was refused for want of room for the content of `ino`: it may be about to come
+    /// ([`Tree::with_room`](crate::tree::Tree::with_room)). Waits, so it is done, and answered, by a
+    /// thread that serves no requests. `answer` is called once, with `None` if there was a panic.
+    pub(crate) fn again_with_room<T>(
+        self: &Arc<Self>,
+        operation: &'static str,
+        ino: Ino,
+        mut act: impl FnMut(&Requests) -> Result<T> + Send + 'static,
+        answer: impl FnOnce(Option<Result<T>>) + Send + 'static,
+    ) {
+        let requests = Arc::clone(self);
+        self.slow.run(Box::new(move || {
+            let done = guarded(operation, || {
+                let tree = requests.trees.of(ino);
+                tree.with_room(ino, || {
+                    let _entered = requests.trees.enter();
+                    act(&requests)
+                })
+            });
+            guarded(operation, || answer(done));
+        }));
+    }
+
     /// As the kernel is told of an inode: by its owner, or by the one whose everything appears to be.
     fn owned(&self, mut attributes: Attributes) -> Attributes {
         if let Some(owner) = self.owner {

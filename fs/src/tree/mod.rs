@@ -14,6 +14,7 @@ mod content;
 mod create;
 mod remove;
 mod rename;
+mod room;
 mod xattr;
 
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub use rename::RenameMode;
 pub use xattr::XattrMode;
 
 use crate::error::{Error, Result};
+use room::Room;
 
 /// Largest file, in bytes: the kernel's own limit for an offset.
 pub(crate) const MAX_FILE: u64 = i64::MAX as u64;
@@ -39,6 +41,7 @@ const MAX_LINKS: u32 = 1 << 20;
 /// The filesystem of one session. Shared by all threads that serve it.
 pub struct Tree {
     upper: Arc<Upper>,
+    room: Room,
 }
 
 impl std::fmt::Debug for Tree {
@@ -54,7 +57,7 @@ impl Tree {
     /// # Errors
     /// [`Error::Store`].
     pub fn new(upper: Arc<Upper>) -> Result<Self> {
-        let tree = Tree { upper };
+        let tree = Tree::resumed(upper);
         tree.drop_nameless()?;
         let mut change = tree.upper.begin();
         if change.state().was_anything_asked() {
@@ -67,7 +70,10 @@ impl Tree {
     /// The filesystem over `upper` for a kernel that has known it all the time, and asks again for
     /// what the last server has not answered.
     pub fn resumed(upper: Arc<Upper>) -> Self {
-        Tree { upper }
+        Tree {
+            upper,
+            room: Room::default(),
+        }
     }
 
     /// What is served.
@@ -196,7 +202,9 @@ impl Tree {
         {
             change.push(Record::Drop { ino });
         }
-        Ok(change.commit()?)
+        change.commit()?;
+        self.room_is_back(ino);
+        Ok(())
     }
 
     /// Drops every inode without a name. Only when no kernel has references.

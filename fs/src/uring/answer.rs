@@ -6,8 +6,9 @@ use sandstack_store::{Ino, for_request};
 
 use super::abi::{self, opcode, valid};
 use super::exchange::{Errno, Exchange};
+use crate::error;
 use crate::meter;
-use crate::requests::{Requests, Sized, WriteOrigin, guarded, new_mode};
+use crate::requests::{Requests, Sized, WriteOrigin, new_mode};
 use crate::tree::{Caller, NewNode, SetAttributes, SetTime};
 
 /// How a request is answered.
@@ -31,7 +32,16 @@ pub(super) enum Slow {
         to: (Ino, u64),
         length: u64,
     },
+    /// Waits for room in which the content of `ino` may grow.
+    Room {
+        operation: &'static str,
+        ino: Ino,
+        again: Again,
+    },
 }
+
+/// What is done again: how many bytes the answer counts, if it counts any.
+type Again = Box<dyn FnMut(&Requests) -> error::Result<Option<u32>> + Send>;
 
 /// Bytes from which on a copy is slow: what one read or write may have at most, too.
 const LONG_COPY: u64 = 1 << 20;
@@ -67,7 +77,17 @@ fn dispatch(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered
             let origin = WriteOrigin::from_flags(exchange.u32(20));
             let data = exchange.data();
             let count = data.len() as u32;
-            requests.write(caller, ino, exchange.u64(8), data, origin)?;
+            let offset = exchange.u64(8);
+            match requests.write(caller, ino, offset, data, origin) {
+                Err(error) if error.lacks_room() => {
+                    let data = data.to_vec();
+                    return later("write", ino, move |requests| {
+                        requests.write(caller, ino, offset, &data, origin)?;
+                        Ok(Some(count))
+                    });
+                }
+                written => written?,
+            }
             exchange.put_count(count)?;
         }
         opcode::READDIR => list(requests, exchange, false)?,
@@ -104,7 +124,15 @@ fn dispatch(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered
         opcode::FALLOCATE => {
             let (offset, length) = (exchange.u64(8), exchange.u64(16));
             let mode = exchange.u32(24).cast_signed();
-            requests.allocate(caller, ino, offset, length, mode)?;
+            match requests.allocate(caller, ino, offset, length, mode) {
+                Err(error) if error.lacks_room() => {
+                    return later("fallocate", ino, move |requests| {
+                        requests.allocate(caller, ino, offset, length, mode)?;
+                        Ok(None)
+                    });
+                }
+                allocated => allocated?,
+            }
         }
         opcode::LSEEK => {
             let offset = exchange.u64(8).cast_signed();
@@ -116,15 +144,19 @@ fn dispatch(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered
             let from = (ino, exchange.u64(8));
             let to = (exchange.u64(16), exchange.u64(32));
             let length = exchange.u64(40);
+            let copy = Slow::Copy {
+                caller,
+                from,
+                to,
+                length,
+            };
             if length >= LONG_COPY {
-                return Ok(Answered::Later(Slow::Copy {
-                    caller,
-                    from,
-                    to,
-                    length,
-                }));
+                return Ok(Answered::Later(copy));
             }
-            exchange.put_count(requests.copy_range(caller, from, to, length)?)?;
+            match requests.copy_range(caller, from, to, length) {
+                Err(error) if error.lacks_room() => return Ok(Answered::Later(copy)),
+                copied => exchange.put_count(copied?)?,
+            }
         }
         opcode::FORGET => {
             requests.forget(ino, exchange.u64(0));
@@ -143,6 +175,19 @@ fn dispatch(requests: &Requests, exchange: &mut Exchange<'_>) -> Result<Answered
         _ => return Err(Errno(libc::ENOSYS)),
     }
     Ok(Answered::Now)
+}
+
+fn later(
+    operation: &'static str,
+    ino: Ino,
+    again: impl FnMut(&Requests) -> error::Result<Option<u32>> + Send + 'static,
+) -> Result<Answered, Errno> {
+    let again = Box::new(again);
+    Ok(Answered::Later(Slow::Room {
+        operation,
+        ino,
+        again,
+    }))
 }
 
 /// Has slow work done by a thread for it, which then tells `done` what the answer is: the bytes, or
@@ -164,15 +209,21 @@ pub(super) fn answer_later(
             to,
             length,
         } => {
-            let theirs = Arc::clone(requests);
-            requests.slow.run(Box::new(move || {
-                let copied = guarded("copy_file_range", || {
-                    theirs.copy_range(caller, from, to, length)
-                });
-                let copied = copied.map(|copied| copied.map(Some).map_err(Errno::from));
-                done(copied.unwrap_or(failed));
-            }));
+            let again = move |requests: &Requests| {
+                let copied = requests.copy_range(caller, from, to, length)?;
+                Ok(Some(copied))
+            };
+            requests.again_with_room("copy_file_range", to.0, again, move |copied| {
+                done(copied.map_or(failed, |copied| copied.map_err(Errno::from)));
+            });
         }
+        Slow::Room {
+            operation,
+            ino,
+            again,
+        } => requests.again_with_room(operation, ino, again, move |answer| {
+            done(answer.map_or(failed, |answer| answer.map_err(Errno::from)));
+        }),
     }
 }
 

@@ -4,6 +4,7 @@
 //! says. What runs in sandboxes has the host's clock, so the two differ, as after a clock was set.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -98,7 +99,7 @@ fn a_clock_that_is_set_takes_nothing_along() {
     let kept = rig.call("create_workspace_session", request).ok();
     let kept = kept["workspace_session_id"].as_str().unwrap().to_owned();
     rig.sh(&sandbox, &kept, "echo mine > work");
-    // Not to before 1970: the date in an answer of HTTP has no such times.
+    // Not to before 1970, of which the next test is.
     let mut at = 0;
     for ahead in [10 * YEAR_S, -10 * YEAR_S, -50 * YEAR_S, 0] {
         let rig = &clock.rig;
@@ -159,6 +160,53 @@ fn a_clock_that_is_set_takes_nothing_along() {
         rig.call("verify_store", json!({})).ok()["problems"],
         json!([])
     );
+    let request = json!({ "sandbox_id": sandbox, "force": true });
+    rig.call("destroy_sandbox", request).ok();
+    rig.assert_no_debris();
+}
+
+/// The date in an answer of HTTP has no times before 1970. A gateway whose clock is set there cannot
+/// answer, but lives and keeps what it has; one is not started there.
+#[test]
+fn before_1970_there_are_no_answers_and_nothing_is_lost() {
+    let mut clock = Clock::start();
+    let rig = &clock.rig;
+    let sandbox = rig.sandbox(&rig.project("project", &[("a", b"one\n")]));
+    let session = rig.session(&sandbox);
+    rig.sh(&sandbox, &session, "echo mine > work");
+    let request = json!({ "sandbox_id": sandbox, "workspace_session_id": session, "tty": false,
+        "cmd": "echo begun; read line; echo $line", "keep_stdin_open": true, "yield_time_ms": 0 });
+    let command = rig.call("exec_command", request).ok();
+    let worker = rig.worker();
+    clock.set(-90 * YEAR_S);
+    for _ in 0..20 {
+        let mut stream = rig.connect().unwrap();
+        let asked =
+            stream.write_all(b"GET /v1/none HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let mut answer = Vec::new();
+        // An answer by a thread that wrote a later date before is one, too.
+        let _ = asked.and_then(|()| stream.read_to_end(&mut answer));
+    }
+    clock.set(0);
+    assert_eq!(rig.worker(), worker, "the gateway did not live");
+    let request = json!({ "command_session_id": command["command_session_id"], "stdin": "more\n",
+        "yield_time_ms": 30_000 });
+    let ended = rig.call("write_command_stdin", request).ok();
+    assert_eq!(ended["output"]["content"], "begun\nmore\n", "{ended:#}");
+    assert_eq!(rig.sh(&sandbox, &session, "cat work"), "mine\n");
+    clock.rig.stop();
+    clock.set(-90 * YEAR_S);
+    let refused = clock.rig.command().output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && said.contains("before 1970"),
+        "{said}"
+    );
+    clock.set(0);
+    clock.rig.spawn();
+    clock.rig.await_socket();
+    let rig = &clock.rig;
+    assert_eq!(rig.sh(&sandbox, &session, "cat work"), "mine\n");
     let request = json!({ "sandbox_id": sandbox, "force": true });
     rig.call("destroy_sandbox", request).ok();
     rig.assert_no_debris();

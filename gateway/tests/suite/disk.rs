@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::fs::FallocateFlags;
 use serde_json::json;
 
-use crate::rig::{Rig, Setup, needs_root};
+use crate::rig::{Rig, Setup, needs_root, until};
 
 const SMALL_DISK: Setup<'static> = Setup {
     longer: std::time::Duration::ZERO,
@@ -172,6 +172,76 @@ fn on_a_full_disk_the_writer_is_told_and_the_rest_goes_on() {
         rig.sh(&sandbox, &session, "cat work; echo more > b; cat b"),
         "mine\nmore\n"
     );
+    let request = json!({ "sandbox_id": sandbox, "force": true });
+    rig.call("destroy_sandbox", request).ok();
+    rig.assert_no_debris();
+}
+
+/// What a command says while the disk is full is lost, and whoever reads its output is told: while it
+/// runs, when another gateway has taken over, and after it has ended.
+#[test]
+fn lost_output_is_told_of() {
+    if !needs_root("a small disk of the gateway's own") {
+        return;
+    }
+    // Over `/dev/fuse` the command goes on when its gateway is killed.
+    let mut rig = Rig::start_as(Setup {
+        config: "[views]\ntransport = \"fuse\"\n",
+        ..SMALL_DISK
+    });
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    let cmd = "echo first; read line; head -c 3000000 /dev/zero | tr '\\0' x; read line; \
+        echo fine >&2; exit 3";
+    let request = json!({ "sandbox_id": sandbox, "workspace_session_id": session, "cmd": cmd,
+        "tty": false, "keep_stdin_open": true, "yield_time_ms": 0 });
+    let command = rig.call("exec_command", request).ok()["command_session_id"].clone();
+    let read = |rig: &Rig, more: serde_json::Value| {
+        let mut request = json!({ "command_session_id": command });
+        request
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        rig.call("read_command_lines", request).ok()
+    };
+    let told = |rig: &Rig| {
+        let why = read(rig, json!({}))["output_error"].clone();
+        why.as_str()
+            .is_some_and(|why| why.starts_with("No space left on device"))
+    };
+    until("its first line", || {
+        read(&rig, json!({}))["total_lines"] == 1
+    });
+    assert_eq!(read(&rig, json!({}))["output_error"], json!(null));
+    {
+        let _filler = Filler::leave(&rig, 0);
+        let request = json!({ "command_session_id": command, "stdin": "\n", "yield_time_ms": 0 });
+        rig.call("write_command_stdin", request).ok();
+        until("it to be told of while the command runs", || told(&rig));
+    }
+    rig.kill_worker();
+    until("another gateway to know of it", || told(&rig));
+    let request = json!({ "command_session_id": command, "stdin": "\n", "eof": true,
+        "yield_time_ms": 60_000 });
+    let ended = rig.call("write_command_stdin", request).ok();
+    assert_eq!(ended["exit_code"], 3, "{ended:#}");
+    assert!(ended["output"]["output_error"].is_string(), "{ended:#}");
+    // What was kept is the beginning, and the other stream has lost nothing.
+    assert_eq!(ended["stderr"]["content"], "fine\n", "{ended:#}");
+    assert_eq!(ended["stderr"]["output_error"], json!(null), "{ended:#}");
+    let kept = read(&rig, json!({ "start_byte": 0 }));
+    let said = kept["chunk"]["content"].as_str().unwrap();
+    assert!(said.starts_with("first\n") && said[6..].bytes().all(|byte| byte == b'x'));
+    assert!(
+        kept["total_bytes"].as_u64().unwrap() < 3_000_006,
+        "{kept:#}"
+    );
+    assert!(kept["output_error"].is_string());
+    rig.kill_worker();
+    assert!(told(&rig), "not on record");
+    let errors = read(&rig, json!({ "stream": "stderr" }));
+    assert_eq!(errors["output_error"], json!(null), "{errors:#}");
     let request = json!({ "sandbox_id": sandbox, "force": true });
     rig.call("destroy_sandbox", request).ok();
     rig.assert_no_debris();

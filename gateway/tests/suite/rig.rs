@@ -474,12 +474,21 @@ pub(crate) fn docker_image() -> Option<&'static str> {
     None
 }
 
+/// A size of every day, or the full one, of which [`crate::load`] tells.
+pub(crate) fn size(usual: usize, full: usize) -> usize {
+    match std::env::var("SANDSTACK_TEST_LOAD").as_deref() {
+        Ok("full") => full,
+        _ => usual,
+    }
+}
+
 /// Waits until something is so.
 #[track_caller]
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
+    let patience = PATIENCE * size(1, 10) as u32;
     while !so() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(begun.elapsed() < patience, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -79,7 +79,8 @@ pub enum Request {
         /// then only hands the line over); later input is still possible.
         eof: bool,
     },
-    /// Sends a signal to every process of a command. Replied with [`Reply::Signalled`].
+    /// Sends a signal to every process of a command. Replied with [`Reply::Signalled`]. After `SIGKILL`
+    /// those are killed, too, that it forks meanwhile; the command has ended when there are none.
     Signal {
         /// The command.
         command_id: String,
@@ -206,6 +207,9 @@ pub enum Event {
         total_bytes: u64,
         /// Lines of the stream so far; a last one without a newline counts.
         total_lines: u64,
+        /// As [`StreamTotals::lost`].
+        #[serde(default)]
+        lost: Option<String>,
     },
     /// A command has ended.
     Exited(ExitRecord),
@@ -375,14 +379,18 @@ impl fmt::Display for Stream {
 }
 
 /// How much one stream has produced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamTotals {
     /// The stream.
     pub stream: Stream,
-    /// Bytes, whether kept or dropped.
+    /// Bytes, whether kept or dropped; not those that were lost.
     pub total_bytes: u64,
     /// Lines; a last one without a newline counts.
     pub total_lines: u64,
+    /// Why what came after these bytes could not be kept, e.g. a full disk; `None` if nothing was
+    /// lost. Only the holder knows: a reader of the transcript says `None`.
+    #[serde(default)]
+    pub lost: Option<String>,
 }
 
 /// How a command ended.
@@ -428,12 +436,8 @@ pub struct ExitRecord {
     pub max_rss_bytes: u64,
     /// Its processes that were alive when the main one had ended.
     pub survivors: Vec<Survivor>,
-    /// Its output up to then.
+    /// Its output up to then, and whether some was lost.
     pub streams: Vec<StreamTotals>,
-    /// Why output could not be kept, if so; e.g. a full disk. The transcript then ends
-    /// where this happened.
-    #[serde(default)]
-    pub transcript_error: Option<String>,
 }
 
 /// A process of a command.

@@ -51,15 +51,14 @@ pub(super) struct Command {
     pub(super) pace: Pace,
     pub(super) input: Input,
     pub(super) transcript: Writer,
-    pub(super) transcript_error: Option<String>,
     /// How its main process ended, once it has.
     pub(super) main_exit: Option<(MainExit, u64)>,
     /// Why the holder kills it, if it does.
     pub(super) verdict: Option<Verdict>,
     /// Whether a kill is under way.
     pub(super) sweeping: bool,
-    /// What the last kill could not end.
-    pub(super) left: Vec<Survivor>,
+    /// What the last kill could not end; `None`: there was no kill.
+    pub(super) left: Option<Vec<Survivor>>,
     pub(super) cancellers: Vec<ReplyTo>,
     pub(super) linger: Option<Linger>,
     /// When its time is up; `None`: never.
@@ -203,11 +202,10 @@ impl Holder {
             pace: Pace::default(),
             input,
             transcript,
-            transcript_error: None,
             main_exit: None,
             verdict: None,
             sweeping: false,
-            left: Vec::new(),
+            left: None,
             cancellers: Vec::new(),
             linger: None,
             deadline,

@@ -128,7 +128,7 @@ impl Holder {
             return;
         };
         command.sweeping = false;
-        command.left.clone_from(&survivors);
+        command.left = Some(survivors.clone());
         for reply_to in std::mem::take(&mut command.cancellers) {
             self.reply(
                 reply_to,
@@ -279,9 +279,10 @@ impl Command {
             },
         };
         // After a kill, what that left; else what was there when the main process ended.
-        let survivors = match self.verdict {
-            Some(_) => self.left.clone(),
-            None => exit.map(|exit| exit.survivors.clone()).unwrap_or_default(),
+        let survivors = match (&self.left, self.verdict) {
+            (Some(left), _) => left.clone(),
+            (None, Some(_)) => Vec::new(),
+            (None, None) => exit.map(|exit| exit.survivors.clone()).unwrap_or_default(),
         };
         ExitRecord {
             command_id: command_id.to_owned(),
@@ -294,7 +295,6 @@ impl Command {
             max_rss_bytes: exit.map_or(0, |exit| exit.max_rss_bytes),
             survivors,
             streams: self.transcript.totals(),
-            transcript_error: self.transcript_error.clone(),
         }
     }
 }

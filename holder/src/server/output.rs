@@ -78,7 +78,6 @@ impl Holder {
         let Command {
             outputs,
             transcript,
-            transcript_error,
             linger,
             ..
         } = command;
@@ -110,7 +109,6 @@ impl Holder {
                     if let Err(error) = transcript.append(stream, &self.buffer[..count]) {
                         let detail = with_sources(&error);
                         tracing::error!(command_id, %stream, detail, "output is lost");
-                        transcript_error.get_or_insert(detail);
                     }
                 }
                 Err(Errno::EAGAIN) => return,
@@ -120,7 +118,8 @@ impl Holder {
                     let source = Source::Output(command_id.to_owned(), stream);
                     self.poller.remove(fd, &source);
                     output.fd = None;
-                    transcript_error.get_or_insert(format!("cannot read {stream}: {errno}"));
+                    transcript.lose(stream, format!("it cannot be read: {errno}"));
+                    output.unannounced = true;
                     return;
                 }
             }
@@ -178,6 +177,7 @@ impl Holder {
                     stream: totals.stream,
                     total_bytes: totals.total_bytes,
                     total_lines: totals.total_lines,
+                    lost: totals.lost,
                 });
             }
         }

@@ -182,11 +182,17 @@ impl Holder {
         }
         let command_id = command_id.to_owned();
         match self.session_of(&command_id) {
-            Ok(session_id) => self.ask(&session_id, reply_to, |token| ToInit::Signal {
-                token,
-                command_id,
-                signal,
-            }),
+            Ok(session_id) => {
+                self.ask(&session_id, reply_to, |token| ToInit::Signal {
+                    token,
+                    command_id: command_id.clone(),
+                    signal,
+                });
+                // What forks meanwhile would live on.
+                if signal == libc::SIGKILL {
+                    self.kill(&command_id);
+                }
+            }
             Err(refusal) => self.refuse(reply_to, refusal),
         }
     }

@@ -121,6 +121,7 @@ impl Reader {
             stream,
             total_bytes,
             total_lines,
+            lost: None,
         })
     }
 

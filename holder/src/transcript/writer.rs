@@ -34,7 +34,8 @@ struct StreamWriter {
     newlines: u64,
     /// First byte of the line being written.
     line_start: u64,
-    failed: bool,
+    /// Why it takes no more; `None`: it does.
+    lost: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +87,7 @@ impl Writer {
                 bytes: 0,
                 newlines: 0,
                 line_start: 0,
-                failed: false,
+                lost: None,
             })
             .collect();
         Ok(Writer {
@@ -106,12 +107,25 @@ impl Writer {
             .iter_mut()
             .find(|writer| writer.stream == stream)
             .ok_or(Error::StreamUnknown { stream })?;
-        if writer.failed {
+        if writer.lost.is_some() {
             return Ok(());
         }
         let appended = writer.append(&self.dir, &self.header, bytes);
-        writer.failed = appended.is_err();
+        if let Err(error) = &appended {
+            writer.lost = Some(cause(error));
+        }
         appended
+    }
+
+    /// What comes on a stream from now on is lost, and why.
+    pub(crate) fn lose(&mut self, stream: Stream, why: String) {
+        if let Some(writer) = self
+            .streams
+            .iter_mut()
+            .find(|writer| writer.stream == stream)
+        {
+            writer.lost.get_or_insert(why);
+        }
     }
 
     /// Closes the files until something is appended again.
@@ -142,6 +156,7 @@ impl StreamWriter {
             stream: self.stream,
             total_bytes: self.bytes,
             total_lines: self.newlines + last_is_open,
+            lost: self.lost.clone(),
         }
     }
 
@@ -259,4 +274,13 @@ impl Files {
             data: open(layout::data_path(dir, stream, number), new)?,
         })
     }
+}
+
+/// What is at the root of an error: the path of a transcript means nothing to whoever reads its end.
+fn cause(error: &Error) -> String {
+    let mut at: &dyn std::error::Error = error;
+    while let Some(source) = at.source() {
+        at = source;
+    }
+    at.to_string()
 }

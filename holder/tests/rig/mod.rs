@@ -391,6 +391,7 @@ impl Rig {
                 stream,
                 total_bytes,
                 total_lines,
+                lost: _,
             })) => {
                 assert!(!seen.exits.contains_key(&command_id) || total_bytes > 0);
                 seen.outputs

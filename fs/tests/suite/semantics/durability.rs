@@ -276,8 +276,74 @@ fn fill_up(disk: &Disk, expected: i32) {
     // Room comes back.
     drop(file);
     fs::remove_file(disk.path("filler")).unwrap();
-    wait_until("room", || lower.write_all_at(b"x", 0).is_ok());
+    lower.write_all_at(b"x", 0).unwrap();
     assert_eq!(fs::read(disk.path("lower")).unwrap()[0], b'x');
+}
+
+/// > What is removed makes room for the very next write, unless somebody has it open.
+#[test]
+fn what_is_removed_makes_room_at_once() {
+    const ROUNDS: usize = 40;
+    let _watchdog = Watchdog::start(
+        "what_is_removed_makes_room_at_once",
+        Duration::from_secs(300),
+    );
+    // Three quarters of the quota.
+    let content = vec![7; 6 << 20];
+    for (mode, transport) in [
+        ("session", "fuse"),
+        ("files", "fuse"),
+        ("session", "auto"),
+        ("files", "auto"),
+    ] {
+        let options = ["--quota", "8388608", "--transport", transport];
+        let disk = Disk::with(mode, &options, nothing);
+        for round in 0..ROUNDS {
+            let (old, new) = (disk.path("old"), disk.path("new"));
+            let wrote = |done: std::io::Result<()>, how: &str| {
+                done.unwrap_or_else(|error| {
+                    panic!("{mode} over {transport}, round {round}, {how}: {error}")
+                });
+            };
+            wrote(fs::write(&old, &content), "after a removal");
+            let full = fs::write(&new, &content).unwrap_err();
+            assert_eq!(full.raw_os_error(), Some(libc::EDQUOT));
+            fs::remove_file(&new).unwrap();
+            fs::remove_file(&old).unwrap();
+            // Replaced by a rename.
+            wrote(fs::write(&old, &content), "after two removals");
+            fs::write(&new, "small").unwrap();
+            fs::rename(&new, &old).unwrap();
+            wrote(fs::write(&new, &content), "after a rename");
+            // Open while it is removed; and room that is asked for, not written.
+            let open = fs::File::open(&new).unwrap();
+            fs::remove_file(&new).unwrap();
+            drop(open);
+            let file = fs::File::create(&new).unwrap();
+            wrote(
+                fallocate(&file, 0, 0, content.len() as i64)
+                    .map_err(std::io::Error::from_raw_os_error),
+                "after a close",
+            );
+            drop(file);
+            fs::remove_file(&new).unwrap();
+        }
+        // What somebody has open takes room, and who lacks it is told.
+        fs::write(disk.path("kept"), &content).unwrap();
+        let kept = fs::File::open(disk.path("kept")).unwrap();
+        fs::remove_file(disk.path("kept")).unwrap();
+        for _ in 0..3 {
+            let full = fs::write(disk.path("new"), &content).unwrap_err();
+            assert_eq!(full.raw_os_error(), Some(libc::EDQUOT));
+        }
+        let mut bytes = vec![0; content.len()];
+        kept.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == content);
+        drop(kept);
+        wait_until("room of what was closed", || {
+            fs::write(disk.path("new"), &content).is_ok()
+        });
+    }
 }
 
 /// > A fault of the daemon in one request is `EIO` for that request; the view goes on.

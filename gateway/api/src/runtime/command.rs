@@ -262,6 +262,10 @@ pub struct OutputWindow {
     /// Lines within the window that are no longer kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elided: Option<Elision>,
+    /// Why the output ends at `total_bytes` although the command wrote more: it could not be kept, e.g. on a full disk.
+    /// Absent if nothing was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error: Option<String>,
 }
 
 /// Output that is no longer kept.
@@ -296,6 +300,10 @@ pub struct CommandLines {
     /// Lines in the asked range that are no longer kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elided: Option<Elision>,
+    /// Why the output ends at `total_bytes` although the command wrote more: it could not be kept, e.g. on a full disk.
+    /// Absent if nothing was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error: Option<String>,
 }
 
 /// Bytes of output.
