@@ -15,7 +15,7 @@ fn export(answer: Value, args: &[&str]) -> (Run, Gateway) {
     let gateway = Gateway::start(Reply::Json(200, answer));
     let mut words = vec!["file_activity", "--sandbox-id=sb-1"];
     words.extend_from_slice(args);
-    let run = cli(Authority::Observability, &gateway).run(&words);
+    let run = cli(Authority::Observability, &gateway).run(words);
     (run, gateway)
 }
 
@@ -101,7 +101,7 @@ fn what_fails_leaves_no_file_and_says_why() {
     let refusal = Reply::error(404, "not_found", "there is no sandbox sb-1", json!({}));
     let gateway = Gateway::start(refusal);
     let words = ["file_activity", "--sandbox-id=sb-1", "--format", "parquet"];
-    let run = cli(Authority::Observability, &gateway).run(&words);
+    let run = cli(Authority::Observability, &gateway).run(words);
     assert_eq!((run.code, run.stdout.len()), (3, 0), "{run:?}");
     assert!(run.err().contains("there is no sandbox sb-1"), "{run:?}");
     for wrong in [
