@@ -18,8 +18,8 @@ use sandstack_api::runtime::SessionState;
 use sandstack_api::{CommandId, ErrorCode, RequestId, SandboxId, SessionId};
 use sandstack_fs::{Commands, FilesystemNumber, SlowPool, View};
 use sandstack_holder::Client;
-use sandstack_store::{LayerId, Lease, Stack, StackId, Store, Upper};
-use serde_json::Value;
+use sandstack_store::{Gap, LayerId, Lease, Stack, StackId, Store, Upper};
+use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::auth::{Principal, Tokens};
@@ -175,7 +175,7 @@ impl Gateway {
         let limits = config.settings.limits.clone();
         store.access_log().keep_rows(limits.access_rows);
         let exporter = Exporter::start(&config.settings.otlp, &runtime)?;
-        Ok(Arc::new(Gateway {
+        let gateway = Arc::new(Gateway {
             tokens: Tokens::open(&store, &config.state_dir)?,
             events: EventLog::open(&store, limits.events)?,
             spans: SpanLog::open(&store, limits.traces, exporter)?,
@@ -196,7 +196,37 @@ impl Gateway {
             started_at_unix_ms: now_unix_ms(),
             store,
             config,
-        }))
+        });
+        let telling = Arc::downgrade(&gateway);
+        gateway.store.access_log().tell_gaps(move |stack, gap| {
+            if let Some(gateway) = telling.upgrade() {
+                gateway.record_gap(stack, gap);
+            }
+        });
+        Ok(gateway)
+    }
+
+    /// Records that accesses of a session may be missing from its record.
+    fn record_gap(&self, stack: StackId, gap: &Gap) {
+        let of_stack = |sandbox: &&Arc<Sandbox>| {
+            let known = sandbox.stack.get();
+            known.is_some_and(|known| known.id() == stack)
+        };
+        let sandboxes = self.sandboxes.read();
+        let subject = Subject {
+            sandbox: sandboxes
+                .values()
+                .find(of_stack)
+                .map(|sandbox| sandbox.id.clone()),
+            session: SessionId::new(&gap.session).ok(),
+            ..Subject::default()
+        };
+        let details = json!({
+            "from_unix_ms": gap.from_unix_ms,
+            "to_unix_ms": gap.to_unix_ms,
+            "reason": gap.reason,
+        });
+        self.events.record("trace.gap", subject, details);
     }
 
     /// Runs what blocks on a thread that may.

@@ -183,3 +183,26 @@ fn a_background_walk_hides_lookups_and_nothing_else() {
         );
     }
 }
+
+#[test]
+fn a_killed_gateway_leaves_a_gap_that_is_told() {
+    let mut rig = Rig::start();
+    let project = rig.project("project", &[("a", b"one\n")]);
+    let sandbox = rig.sandbox(&project);
+    let session = rig.session(&sandbox);
+    rig.sh(&sandbox, &session, "cat a");
+    rig.kill_worker();
+    let told = rig.call("events", json!({ "name": "trace.gap" })).ok();
+    let events = told["events"].as_array().unwrap();
+    assert_eq!(events.len(), 1, "{told:#}");
+    assert_eq!(events[0]["sandbox_id"], json!(sandbox), "{told:#}");
+    assert_eq!(events[0]["workspace_session_id"], json!(session));
+    let answer = rig
+        .call("file_activity", json!({ "sandbox_id": sandbox }))
+        .ok();
+    let gaps = answer["gaps"].as_array().unwrap();
+    assert_eq!(gaps.len(), 1, "{answer:#}");
+    for field in ["from_unix_ms", "to_unix_ms", "reason"] {
+        assert_eq!(events[0]["details"][field], gaps[0][field], "{told:#}");
+    }
+}

@@ -23,8 +23,8 @@ mod retain;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -228,7 +228,12 @@ pub struct AccessLog {
     changing: [Mutex<()>; LOCKS],
     /// Rows of a stack that are kept.
     bound: AtomicU64,
+    /// Who is told of gaps.
+    told: OnceLock<Told>,
 }
+
+/// What is called with each gap.
+type Told = Box<dyn Fn(StackId, &Gap) + Send + Sync>;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct SessionRecord {
@@ -260,7 +265,20 @@ impl AccessLog {
             db,
             changing: Default::default(),
             bound: AtomicU64::new(MAX_ROWS),
+            told: OnceLock::new(),
         })
+    }
+
+    /// Has `told` called with each gap from now on, once it is on record. Only the first is called.
+    pub fn tell_gaps(&self, told: impl Fn(StackId, &Gap) + Send + Sync + 'static) {
+        // A second one has nothing to add: there is one gateway to a store.
+        let _ = self.told.set(Box::new(told));
+    }
+
+    fn tell(&self, stack: StackId, gap: &Gap) {
+        if let Some(told) = self.told.get() {
+            told(stack, gap);
+        }
     }
 
     /// Begins, or goes on with, the record of a session. If the one before did not end in order,
@@ -276,7 +294,7 @@ impl AccessLog {
         mode: &str,
         now_unix_ms: u64,
     ) -> Result<Option<Gap>> {
-        let _turn = self.turn(lease);
+        let turn = self.turn(lease);
         let mut batch = self.db.batch();
         let mut record = self.record(stack, lease)?.unwrap_or_else(|| SessionRecord {
             session: session.to_owned(),
@@ -311,6 +329,10 @@ impl AccessLog {
         mode.clone_into(&mut record.mode);
         self.put(&mut batch, stack, lease, &record);
         self.db.commit(batch, Durability::Process)?;
+        drop(turn);
+        if let Some(gap) = &gap {
+            self.tell(stack, gap);
+        }
         Ok(gap)
     }
 

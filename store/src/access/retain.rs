@@ -42,7 +42,7 @@ impl AccessLog {
             if rows <= bound {
                 break;
             }
-            let _turn = self.turn(lease);
+            let turn = self.turn(lease);
             let Some(mut record) = self.record(stack, lease)? else {
                 continue;
             };
@@ -68,6 +68,8 @@ impl AccessLog {
             self.put(&mut batch, stack, lease, &record);
             self.db.commit(batch, Durability::Process)?;
             self.remove_rows(stack, lease)?;
+            drop(turn);
+            self.tell(stack, &gap);
         }
         Ok(())
     }
