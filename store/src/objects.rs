@@ -14,8 +14,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
@@ -43,12 +43,17 @@ const COPY_BYTES: usize = 1 << 20;
 /// Bytes that the kernel is asked for at a time: it shares them in one piece.
 const SHARED_BYTES: u64 = 256 << 20;
 
-/// Puts the bytes of `source` from byte `offset` to the beginning of `target` within the kernel, which
-/// shares whole blocks where the disk can. Returns how many of `length` bytes it did: the rest is for who
-/// asked, also on disks that cannot do this at all.
-fn copy_within(source: &File, offset: u64, target: &File, length: u64) -> u64 {
+/// Has the kernel put the bytes of `source` from byte `offset` to the beginning of `target`, which on a
+/// disk that can shares whole blocks. Returns how many of `length` bytes it did: the rest is for who asked.
+fn share(
+    source: &File,
+    offset: u64,
+    target: &File,
+    length: u64,
+    stopped: &dyn Fn() -> bool,
+) -> u64 {
     let mut done = 0;
-    while done < length {
+    while done < length && !stopped() {
         let part = SHARED_BYTES.min(length - done) as usize;
         let (mut from, mut to) = (offset + done, done);
         match rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), part) {
@@ -118,6 +123,8 @@ pub struct Objects {
     files: Cache<Digest, Arc<File>>,
     groups: KnownGroups,
     next_temporary: AtomicU64,
+    /// Whether the disk can share blocks; found out when it is first of use.
+    shares: OnceLock<bool>,
     pinned: Arc<Pinned>,
     /// How often something was forgotten.
     forgotten: AtomicU64,
@@ -144,6 +151,7 @@ impl Objects {
             files: Cache::new(OPEN_BLOBS),
             groups,
             next_temporary: AtomicU64::new(0),
+            shares: OnceLock::new(),
             pinned: Arc::default(),
             forgotten: AtomicU64::new(0),
         })
@@ -408,6 +416,23 @@ impl Objects {
         })
     }
 
+    /// Whether the disk can share blocks. Where it cannot, copies by the kernel take longer than our own.
+    fn shares(&self) -> bool {
+        let tried = || -> Result<bool> {
+            let (one, other) = (self.temporary()?, self.temporary()?);
+            one.file
+                .write_all_at(&[1; 4096], 0)
+                .map_err(|error| Error::io("writing", &one.path, error))?;
+            Ok(rustix::fs::ioctl_ficlone(other.file.as_fd(), one.file.as_fd()).is_ok())
+        };
+        *self.shares.get_or_init(|| {
+            tried().unwrap_or_else(|error| {
+                tracing::debug!(%error, "whether blocks can be shared is not known");
+                false
+            })
+        })
+    }
+
     /// Makes a blob file durable and gives it its name; returns the directory that it is in then.
     fn place_file(&self, digest: &Digest, temporary: &mut Temporary) -> Result<PathBuf> {
         let path = self.blob_path(digest);
@@ -558,7 +583,10 @@ impl ObjectBatch<'_> {
             && rustix::fs::ioctl_ficlone(temporary.file.as_fd(), source.as_fd()).is_ok();
         let there = match reflinked {
             true => length,
-            false => copy_within(source, offset, &temporary.file, length),
+            false if self.objects.shares() => {
+                share(source, offset, &temporary.file, length, stopped)
+            }
+            false => 0,
         };
         let mut hasher = GroupHasher::new(length);
         let mut buffer = vec![0; COPY_BYTES];
